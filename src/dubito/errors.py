@@ -1,0 +1,77 @@
+"""Exceptions that a caller can catch by meaning.
+
+Every message is one sentence that says what was given, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import TypeVar
+
+__all__ = [
+    "DataError",
+    "DubitoError",
+    "DubitoWarning",
+    "HeadError",
+    "NonFiniteError",
+    "OptionError",
+    "RunError",
+    "ShapeError",
+    "choose",
+]
+
+
+class DubitoError(Exception):
+    """Base of every exception that dubito raises on purpose."""
+
+
+class OptionError(DubitoError, ValueError):
+    """An option has a value that does not exist or makes no sense."""
+
+
+class ShapeError(DubitoError, ValueError):
+    """A tensor's shape or type does not fit where it was given."""
+
+
+class HeadError(DubitoError, ValueError):
+    """A model has no head of its own and none was given."""
+
+
+class NonFiniteError(DubitoError, ArithmeticError):
+    """A parameter, loss or output is NaN or infinite."""
+
+
+class DataError(DubitoError, ValueError):
+    """A data set, file or image is missing, corrupt or not what it claims to be."""
+
+
+class RunError(DubitoError, RuntimeError):
+    """A run folder is missing, incomplete or does not fit what was asked of it."""
+
+
+class DubitoWarning(UserWarning):
+    """Something works, but probably not as intended."""
+
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def choose(kind: type[Choice], value: str | Choice, name: str) -> Choice:
+    """The member of a str-enum that `value` names; an unknown one lists the valid ones.
+
+    >>> from enum import Enum
+    >>> class Colour(str, Enum):
+    ...     RED = "red"
+    >>> choose(Colour, "red", "colour").value
+    'red'
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise OptionError(unknown(name, value, [member.value for member in kind])) from None
+
+
+def unknown(name: str, given: object, valid: Iterable[str]) -> str:
+    """The sentence for an option that does not exist."""
+    return f"{name} is {given!r}, but must be one of {', '.join(repr(v) for v in valid)}."
