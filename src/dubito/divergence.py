@@ -1,0 +1,118 @@
+"""KL[q || p] of a layer or a whole network: the complexity cost of the free energy (paper, equation 1).
+
+In that order, summed over every weight, in nats: no mean, no division by the number of layers. Layers are grouped by
+the kind of their prior and laid end to end, so that a network costs a few vectorised operations however deep it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import NonFiniteError, OptionError
+from dubito.posterior import Parameterization, Posterior
+from dubito.prior import Prior, Shapes
+
+__all__ = ["kl_divergence"]
+
+
+def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
+    """KL[q || p] of every Bayesian layer below `module`, each once, as a scalar in nats.
+
+    A layer or a tensor of weights that is used in several places counts once. A network without Bayesian layers has
+    divergence 0. Half-precision weights give a float32 result.
+
+    Args:
+        module: any module, itself a Bayesian layer or not.
+        samples: None for the closed form (one draw where the prior has none); a number for the Monte Carlo form of
+            the paper's equation (3), the mean over that many draws of log q(w) - log p(w).
+
+    >>> import dubito
+    >>> layer = dubito.BayesLinear(1, 1, bias=False, initial_std=1.0)
+    >>> _ = nn.init.constant_(layer.weight_mean, 2.0)
+    >>> kl_divergence(layer)                    # (2^2 + 1^2 - 1) / 2 - log 1
+    tensor(2., grad_fn=<SumBackward0>)
+    """
+    if samples is not None and samples < 1:
+        raise OptionError(f"samples is {samples}, but must be at least 1, or None for the closed form.")
+    terms = [_of_group(key.prior, layers, samples) for key, layers in _groups(module).items()]
+    if not terms:
+        anchor = next(module.parameters(), torch.zeros(()))
+        return torch.zeros((), device=anchor.device)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term.to(total.device)
+    _require_finite(total, module)
+    return total
+
+
+class _Kind(NamedTuple):
+    """What the weights of a group have in common."""
+
+    prior: type[Prior]
+    parameterization: Parameterization
+    dtype: torch.dtype
+    device: torch.device
+
+
+_Layer = tuple[Prior, dict[str, Posterior]]
+
+
+def _groups(module: nn.Module) -> dict[_Kind, list[_Layer]]:
+    """The distinct tensors of weights below `module`, by what can be computed together."""
+    from dubito.layers import BayesLayer
+
+    groups: dict[_Kind, list[_Layer]] = defaultdict(list)
+    seen: set[int] = set()
+    for layer in module.modules():  # yields a shared module once
+        if isinstance(layer, BayesLayer):
+            posteriors = {name: q for name, q in layer.posteriors().items() if id(q.mean) not in seen}
+            seen.update(id(q.mean) for q in posteriors.values())
+            if posteriors:
+                first = next(iter(posteriors.values()))
+                kind = _Kind(type(layer.prior), first.parameterization, first.mean.dtype, first.mean.device)
+                groups[kind].append((layer.prior, posteriors))
+    return groups
+
+
+def _of_group(kind: type[Prior], layers: list[_Layer], samples: int | None) -> Tensor:
+    priors = [prior for prior, _ in layers]
+    shapes: list[Shapes] = [{name: q.mean.shape for name, q in posteriors.items()} for _, posteriors in layers]
+    posterior = _concatenate([q for _, posteriors in layers for q in posteriors.values()])
+    if samples is None:
+        return kind.divergence(priors, shapes, posterior)
+    draws = []
+    for _ in range(samples):
+        weights = posterior.draw()
+        draws.append(posterior.log_prob(weights).sum() - kind.log_prob(priors, shapes, weights))
+    return torch.stack(draws).mean()
+
+
+def _concatenate(posteriors: list[Posterior]) -> Posterior:
+    """One posterior over all weights, end to end; in at least float32, for squares and sums overflow below it."""
+    dtype = torch.promote_types(posteriors[0].mean.dtype, torch.float32)
+    return Posterior(
+        torch.cat([q.mean.reshape(-1) for q in posteriors]).to(dtype),
+        torch.cat([q.free.reshape(-1) for q in posteriors]).to(dtype),
+        posteriors[0].parameterization,
+    )
+
+
+def _require_finite(total: Tensor, module: nn.Module) -> None:
+    if torch.compiler.is_compiling() or total.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(total):
+        return
+    if not bool(total.isfinite()):
+        raise NonFiniteError(f"The KL divergence is {float(total)}: {describe_non_finite(module)}")
+
+
+def describe_non_finite(module: nn.Module) -> str:
+    """A sentence that says which parameters or buffers of `module` are not finite."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    broken = [name for name, tensor in named if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
+    if not broken:
+        return "every parameter is finite, so some are too large for their type; use a smaller learning rate."
+    shown = ", ".join(broken[:5]) + (f" and {len(broken) - 5} more" if len(broken) > 5 else "")
+    return f"NaN or infinite values in {shown}; go back to an earlier checkpoint and use a smaller learning rate."

@@ -1,0 +1,529 @@
+"""Bayesian twins of torch's linear and convolutional layers.
+
+They take the same positional arguments as their `torch.nn` twins, in the same order, and return a tensor. Every weight
+has a Gaussian posterior; `layer.weight_mean` and `layer.weight_std` are its moments, whatever the parameterisation.
+`layer.train()` draws with the layer's estimator, `layer.eval()` uses the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Unpack  # a dependency of torch
+
+from dubito.divergence import kl_divergence
+from dubito.errors import OptionError, ShapeError, choose, unknown
+from dubito.estimators import Estimator, Mean, make_estimator
+from dubito.posterior import PAPER_STD, Parameterization, Posterior
+from dubito.prior import Prior, make_prior
+
+__all__ = [
+    "BayesConv1d",
+    "BayesConv2d",
+    "BayesConv3d",
+    "BayesConvTranspose1d",
+    "BayesConvTranspose2d",
+    "BayesConvTranspose3d",
+    "BayesLayer",
+    "BayesLinear",
+    "BayesianOptions",
+]
+
+Size = int | tuple[int, ...]
+
+
+class BayesianOptions(TypedDict, total=False):
+    """The keyword-only arguments of every Bayesian layer.
+
+    - ``estimator``: ``local`` (default), ``weight``, ``flipout``, ``mean``, or an
+      :class:`~dubito.estimators.Estimator`.
+    - ``parameterization``: ``std`` (default) or ``alpha``, see :mod:`dubito.posterior`.
+    - ``prior``: a standard deviation, a name (``standard`` by default) or a :class:`~dubito.prior.Prior`.
+    - ``initial_std``: the standard deviation that every weight starts with, the paper's exp(-5) by default.
+    - ``bayesian_bias``: whether the bias has a posterior (default), or is a point estimate.
+    """
+
+    estimator: str | Estimator
+    parameterization: str
+    prior: float | str | Prior
+    initial_std: float
+    bayesian_bias: bool
+
+
+class BayesLayer(nn.Module, ABC):
+    """A linear map whose weights have a posterior.
+
+    The parameters are ``weight_mean`` and ``weight_rho`` (or ``weight_log_alpha``), likewise for the bias, which is
+    Bayesian too unless `bayesian_bias` is False. The prior is a submodule, so it is part of the state dict.
+
+    The keyword-only options of every Bayesian layer are those of :class:`BayesianOptions`.
+    """
+
+    weight_mean: nn.Parameter
+    bias_mean: nn.Parameter | None
+
+    def _become_bayesian(
+        self,
+        weight_shape: Sequence[int],
+        bias_shape: Sequence[int] | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        *,
+        estimator: str | Estimator = "local",
+        parameterization: str = "std",
+        prior: float | str | Prior = "standard",
+        initial_std: float = PAPER_STD,
+        bayesian_bias: bool = True,
+    ) -> None:
+        """Make parameters and prior; a subclass calls it once it knows its shapes."""
+        self.estimator = make_estimator(estimator)
+        self.forced_estimator: Estimator | None = None
+        self.parameterization = choose(Parameterization, parameterization, "parameterization")
+        self.initial_std = initial_std
+        self.bayesian = ("weight", "bias") if bias_shape is not None and bayesian_bias else ("weight",)
+        free = self.parameterization.parameter
+        shapes = {"weight": weight_shape, "bias": bias_shape}
+        for name, shape in shapes.items():
+            mean = None if shape is None else nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+            self.register_parameter(f"{name}_mean", mean)
+            if mean is not None and name in self.bayesian:
+                self.register_parameter(f"{name}_{free}", nn.Parameter(torch.empty_like(mean)))
+        self.reset_parameters()
+        self.prior: Prior = self._bind(prior)
+
+    def _bind(self, prior: float | str | Prior) -> Prior:
+        return make_prior(prior).bind({name: q.mean for name, q in self.posteriors().items()}, self.fan_in)
+
+    def reset_parameters(self) -> None:
+        """Means as the `torch.nn` twin draws its weights, every standard deviation at `initial_std`."""
+        nn.init.kaiming_uniform_(self.weight_mean, a=math.sqrt(5))
+        if self.bias_mean is not None:
+            bound = 1 / math.sqrt(self.fan_in)
+            nn.init.uniform_(self.bias_mean, -bound, bound)
+        self.set_std(self.initial_std)
+
+    def adopt(self, weight: nn.Parameter, bias: nn.Parameter | None, prior: float | str | Prior) -> None:
+        """Take over these very parameters as the means (tied ones stay tied) and bind the prior to them anew."""
+        self.weight_mean = weight
+        self.bias_mean = bias
+        self.set_std(self.initial_std)
+        self.prior = self._bind(prior)
+
+    @torch.no_grad()
+    def set_std(self, std: float | Tensor) -> None:
+        """Give every weight this standard deviation, keeping the means."""
+        for q in self.posteriors().values():
+            q.free.copy_(self.parameterization.free(q.mean, std))
+
+    @property
+    def fan_in(self) -> int:
+        """How many inputs each output sums over (for a transposed convolution, as torch counts it)."""
+        return math.prod(self.weight_mean.shape[1:])
+
+    def posteriors(self) -> dict[str, Posterior]:
+        """The posterior of the weight, and of the bias if it has one."""
+        free = self.parameterization.parameter
+        return {
+            name: Posterior(getattr(self, f"{name}_mean"), getattr(self, f"{name}_{free}"), self.parameterization)
+            for name in self.bayesian
+        }
+
+    @property
+    def weight_std(self) -> Tensor:
+        """The standard deviation of every weight."""
+        return self.posteriors()["weight"].std
+
+    @property
+    def bias_std(self) -> Tensor | None:
+        """The standard deviation of every bias, or None if it has none."""
+        q = self.posteriors().get("bias")
+        return None if q is None else q.std
+
+    def kl_divergence(self, *, samples: int | None = None) -> Tensor:
+        """KL[q || p] over this layer's weights, a true sum in nats; see :func:`dubito.kl_divergence`."""
+        return kl_divergence(self, samples=samples)
+
+    def weight_noise(self) -> dict[str, Tensor]:
+        """Fresh standard normal noise for each Bayesian tensor."""
+        return {name: torch.randn_like(q.mean) for name, q in self.posteriors().items()}
+
+    def draw(self, noise: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias mu + sigma * noise; a bias without a posterior is as it is."""
+        drawn = {name: q.draw(noise[name]) for name, q in self.posteriors().items()}
+        return drawn["weight"], drawn.get("bias", self.bias_mean)
+
+    def active_estimator(self) -> Estimator:
+        """The estimator in force: a forced one, the layer's own in training mode, the mean otherwise."""
+        if self.forced_estimator is not None:
+            return self.forced_estimator
+        return self.estimator if self.training else Mean()
+
+    @abstractmethod
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+        """The layer's linear map with these weights."""
+
+    @abstractmethod
+    def is_batched(self, x: Tensor) -> bool:
+        """Whether the first axis of `x` is a batch."""
+
+    @abstractmethod
+    def sign_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of one sign per example and channel of an input or output."""
+
+    def _bayesian_repr(self) -> str:
+        std = f"initial_std={self.initial_std:.4g}"
+        point = "" if "bias" in self.bayesian or self.bias_mean is None else ", bayesian_bias=False"
+        return f"estimator={self.estimator.name}, parameterization={self.parameterization.value}, {std}{point}"
+
+
+class BayesLinear(BayesLayer):
+    """The Bayesian twin of `torch.nn.Linear`.
+
+    >>> layer = BayesLinear(20, 30)
+    >>> layer(torch.randn(128, 20)).shape
+    torch.Size([128, 30])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **bayesian: Unpack[BayesianOptions],
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = _positive(in_features=in_features, out_features=out_features)
+        self._become_bayesian(
+            (out_features, in_features),
+            (out_features,) if bias else None,
+            device=device,
+            dtype=dtype,
+            **bayesian,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of shape (..., out_features) for inputs of shape (..., in_features)."""
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"BayesLinear got an input of shape {tuple(x.shape)}, but expects (..., {self.in_features})."
+            )
+        return self.active_estimator()(self, x)
+
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+        """X W' + b."""
+        return F.linear(x, weight, bias)
+
+    def is_batched(self, x: Tensor) -> bool:
+        """Anything but a single vector is."""
+        return x.dim() > 1
+
+    def sign_shape(self, x: Tensor) -> tuple[int, ...]:
+        """(N, 1, ..., features)."""
+        return (*x.shape[:1], *(1,) * (x.dim() - 2), x.shape[-1]) if x.dim() > 1 else tuple(x.shape)
+
+    def extra_repr(self) -> str:
+        """The sizes and the Bayesian options."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias_mean is not None}, {self._bayesian_repr()}"
+
+
+class _BayesConvNd(BayesLayer):
+    """What all convolutions share: options as in torch.nn, checks and shapes."""
+
+    spatial_dims: ClassVar[int]
+    transposed: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size,
+        padding: Size | str,
+        dilation: Size,
+        output_padding: Size,
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        bayesian: BayesianOptions,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups = _positive(
+            in_channels=in_channels, out_channels=out_channels, groups=groups
+        )
+        if in_channels % groups or out_channels % groups:
+            raise OptionError(
+                f"groups is {groups}, but must divide both in_channels={in_channels} and out_channels={out_channels}."
+            )
+        self.kernel_size = self._per_axis("kernel_size", kernel_size, 1)
+        self.stride = self._per_axis("stride", stride, 1)
+        self.dilation = self._per_axis("dilation", dilation, 1)
+        self.output_padding = self._per_axis("output_padding", output_padding, 0)
+        modes = ("zeros",) if self.transposed else ("zeros", "reflect", "replicate", "circular")
+        if padding_mode not in modes:
+            raise OptionError(unknown("padding_mode", padding_mode, modes))
+        self.padding_mode = padding_mode
+        self.padding: tuple[int, ...] | str = self._checked_padding(padding)
+        channels = (in_channels, out_channels // groups) if self.transposed else (out_channels, in_channels // groups)
+        self._become_bayesian(
+            (*channels, *self.kernel_size), (out_channels,) if bias else None, device=device, dtype=dtype, **bayesian
+        )
+
+    def _per_axis(self, name: str, value: Size, least: int) -> tuple[int, ...]:
+        values = (value,) * self.spatial_dims if isinstance(value, int) else tuple(value)
+        if len(values) != self.spatial_dims or any(not isinstance(v, int) or v < least for v in values):
+            raise OptionError(
+                f"{name} is {value!r}, but must be a number or {self.spatial_dims} numbers, each at least {least}."
+            )
+        return values
+
+    def _checked_padding(self, padding: Size | str) -> tuple[int, ...] | str:
+        if not isinstance(padding, str):
+            return self._per_axis("padding", padding, 0)
+        if self.transposed or padding not in ("same", "valid"):
+            names = () if self.transposed else ("same", "valid")
+            raise OptionError(unknown("padding", padding, names) if names else f"padding is {padding!r}, not a number.")
+        if padding == "same" and any(stride != 1 for stride in self.stride):
+            raise OptionError(f"padding='same' needs stride 1, but stride is {self.stride}.")
+        return padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output for an input (N, C, ...) or (C, ...)."""
+        self._require_input(x)
+        return self.active_estimator()(self, x)
+
+    def _require_input(self, x: Tensor) -> None:
+        d = self.spatial_dims
+        if x.dim() not in (d + 1, d + 2) or x.shape[-d - 1] != self.in_channels:
+            raise ShapeError(
+                f"{type(self).__name__} got an input of shape {tuple(x.shape)}, but expects {self.in_channels} "
+                f"channels and {d} spatial axes: (N, {self.in_channels}{', size' * d})."
+            )
+
+    def is_batched(self, x: Tensor) -> bool:
+        """Whether there is an axis before the channels."""
+        return x.dim() == self.spatial_dims + 2
+
+    def sign_shape(self, x: Tensor) -> tuple[int, ...]:
+        """(N, channels, 1, ..., 1)."""
+        return (*x.shape[: -self.spatial_dims], *(1,) * self.spatial_dims)
+
+    def extra_repr(self) -> str:
+        """The options that differ from torch's defaults, and the Bayesian ones."""
+        defaults = {"padding": 0, "dilation": 1, "output_padding": 0, "groups": 1, "padding_mode": "zeros"}
+        options = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        for name, default in defaults.items():
+            value = getattr(self, name)
+            if value not in (default, (default,) * self.spatial_dims):
+                options.append(f"{name}={value!r}")
+        if self.bias_mean is None:
+            options.append("bias=False")
+        return ", ".join([*options, self._bayesian_repr()])
+
+
+class _BayesConv(_BayesConvNd):
+    _convolve: ClassVar[Callable[..., Tensor]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **bayesian: Unpack[BayesianOptions],
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            0,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+            bayesian,
+        )
+
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+        """The convolution; other padding modes than zeros pad first."""
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._pad_amounts(), mode=self.padding_mode)
+            padding = (0,) * self.spatial_dims
+        convolve = type(self)._convolve
+        return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _pad_amounts(self) -> list[int]:
+        """Before and after, last axis first, as `F.pad` wants them."""
+        amounts: list[int] = []
+        for axis in reversed(range(self.spatial_dims)):
+            if self.padding == "same":
+                total = self.dilation[axis] * (self.kernel_size[axis] - 1)
+                amounts += [total // 2, total - total // 2]
+            else:
+                amounts += [0, 0] if isinstance(self.padding, str) else [self.padding[axis]] * 2
+        return amounts
+
+
+class BayesConv1d(_BayesConv):
+    """The Bayesian twin of `torch.nn.Conv1d`.
+
+    >>> BayesConv1d(16, 33, 3, stride=2)(torch.randn(20, 16, 50)).shape
+    torch.Size([20, 33, 24])
+    """
+
+    spatial_dims = 1
+    _convolve = staticmethod(F.conv1d)
+
+
+class BayesConv2d(_BayesConv):
+    """The Bayesian twin of `torch.nn.Conv2d`.
+
+    >>> BayesConv2d(3, 8, 3, padding="same", padding_mode="circular")(torch.randn(4, 3, 32, 32)).shape
+    torch.Size([4, 8, 32, 32])
+    """
+
+    spatial_dims = 2
+    _convolve = staticmethod(F.conv2d)
+
+
+class BayesConv3d(_BayesConv):
+    """The Bayesian twin of `torch.nn.Conv3d`.
+
+    >>> BayesConv3d(2, 4, 3)(torch.randn(1, 2, 8, 8, 8)).shape
+    torch.Size([1, 4, 6, 6, 6])
+    """
+
+    spatial_dims = 3
+    _convolve = staticmethod(F.conv3d)
+
+
+class _BayesConvTranspose(_BayesConvNd):
+    transposed = True
+    _convolve: ClassVar[Callable[..., Tensor]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **bayesian: Unpack[BayesianOptions],
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            output_padding,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+            bayesian,
+        )
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """The layer's output, of that spatial size if given."""
+        self._require_input(x)
+        return self.active_estimator()(self, x, self._output_padding_for(x, output_size))
+
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+        """The transposed convolution."""
+        output_padding = arguments[0] if arguments else self.output_padding
+        convolve = type(self)._convolve
+        return convolve(x, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
+
+    def _output_padding_for(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
+        """The extra rows that make the output have this size; several sizes have the same input."""
+        if output_size is None:
+            return self.output_padding
+        wanted = tuple(output_size)[-self.spatial_dims :]
+        paddings = self._per_axis("padding", self.padding, 0)  # type: ignore[arg-type]
+        smallest = tuple(
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
+            for size, stride, padding, dilation, kernel in zip(
+                x.shape[-self.spatial_dims :], self.stride, paddings, self.dilation, self.kernel_size, strict=True
+            )
+        )
+        extra = tuple(w - s for w, s in zip(wanted, smallest, strict=False))
+        if len(wanted) != self.spatial_dims or any(
+            not 0 <= e < max(s, d) for e, s, d in zip(extra, self.stride, self.dilation, strict=True)
+        ):
+            largest = tuple(
+                s + max(stride, d) - 1 for s, stride, d in zip(smallest, self.stride, self.dilation, strict=True)
+            )
+            raise ShapeError(f"output_size is {tuple(output_size)}, but must lie between {smallest} and {largest}.")
+        return extra
+
+
+class BayesConvTranspose1d(_BayesConvTranspose):
+    """The Bayesian twin of `torch.nn.ConvTranspose1d`.
+
+    >>> BayesConvTranspose1d(2, 3, 3, stride=2)(torch.randn(1, 2, 5)).shape
+    torch.Size([1, 3, 11])
+    """
+
+    spatial_dims = 1
+    _convolve = staticmethod(F.conv_transpose1d)
+
+
+class BayesConvTranspose2d(_BayesConvTranspose):
+    """The Bayesian twin of `torch.nn.ConvTranspose2d`.
+
+    >>> BayesConvTranspose2d(2, 3, 3, stride=2)(torch.randn(1, 2, 5, 5), output_size=(12, 12)).shape
+    torch.Size([1, 3, 12, 12])
+    """
+
+    spatial_dims = 2
+    _convolve = staticmethod(F.conv_transpose2d)
+
+
+class BayesConvTranspose3d(_BayesConvTranspose):
+    """The Bayesian twin of `torch.nn.ConvTranspose3d`.
+
+    >>> BayesConvTranspose3d(2, 3, 3)(torch.randn(1, 2, 5, 5, 5)).shape
+    torch.Size([1, 3, 7, 7, 7])
+    """
+
+    spatial_dims = 3
+    _convolve = staticmethod(F.conv_transpose3d)
+
+
+def _positive(**numbers: int) -> tuple[int, ...]:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 1:
+            raise OptionError(f"{name} is {value!r}, but must be a whole number of at least 1.")
+    return tuple(numbers.values())
