@@ -1,0 +1,95 @@
+"""An initialisation under which deep softplus networks learn.
+
+With torch's default one a softplus VGG16 never leaves chance level: softplus outputs have a positive mean, every filter
+adds it up, and after a few layers all images look alike. So each filter is He-normal with its own mean removed, and
+then, layer by layer on one batch, scaled and shifted to zero mean and unit variance of every output channel.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dubito.layers import BayesLayer
+
+__all__ = ["initialize", "synthetic_images"]
+
+Weighted = (BayesLayer, nn.Conv2d, nn.Linear)
+
+
+@torch.no_grad()
+def initialize(network: nn.Sequential, images: Tensor | None = None) -> None:
+    """Initialise the weights (of Bayesian layers the means) on a batch of normalised images.
+
+    Without images it uses synthetic ones with the smoothness of photographs, which brings every layer to about the
+    right scale; training repeats it on a batch of its own data.
+
+    >>> import dubito
+    >>> model = dubito.models.build("lenet5")
+    >>> initialize(model, torch.randn(64, 1, 32, 32))
+    >>> with dubito.estimator(model, "mean"):
+    ...     outputs = model(torch.randn(64, 1, 32, 32))
+    """
+    layers = [layer for layer in network if isinstance(layer, Weighted)]
+    first = _weight(layers[0])
+    if first.is_meta:
+        return
+    if images is None:
+        images = synthetic_images(64 if len(layers) < 10 else 16, _in_channels(layers[0]))
+    x = images.to(first.device, first.dtype)
+    for layer in network:
+        if isinstance(layer, Weighted):
+            x = _initialize_layer(layer, x)
+        elif not isinstance(layer, nn.Dropout):
+            x = layer(x)
+
+
+def _initialize_layer(layer: nn.Module, x: Tensor) -> Tensor:
+    """Draw the filters, then scale and shift each output channel by what it gives on `x`; returns the outputs."""
+    weight, bias = _weight(layer), _bias(layer)
+    filters = weight.view(len(weight), -1)
+    nn.init.normal_(filters, std=math.sqrt(2 / filters.shape[1]))
+    filters.sub_(filters.mean(1, keepdim=True))
+    bias.zero_()
+    output = _mean_output(layer, x)
+    axes = [axis for axis in range(output.dim()) if axis != 1]
+    scale = 1 / output.std(axes).clamp_min(1e-3)
+    filters.mul_(scale.view(-1, 1))
+    bias.copy_(-output.mean(axes) * scale)
+    if isinstance(layer, BayesLayer):
+        layer.set_std(layer.initial_std)
+    return _mean_output(layer, x)
+
+
+def _mean_output(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer.linear_map(x, layer.weight_mean, layer.bias_mean) if isinstance(layer, BayesLayer) else layer(x)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight_mean if isinstance(layer, BayesLayer) else layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _bias(layer: nn.Module) -> Tensor:
+    bias = layer.bias_mean if isinstance(layer, BayesLayer) else layer.bias
+    assert isinstance(bias, Tensor)
+    return bias
+
+
+def _in_channels(layer: nn.Module) -> int:
+    return int(_weight(layer).shape[1])
+
+
+def synthetic_images(count: int, channels: int, size: int = 32) -> Tensor:
+    """Noise with as much in every octave of scale, as photographs have, with zero mean and unit variance."""
+    images = torch.zeros(count, channels, size, size)
+    octave = 2
+    while octave <= size:
+        noise = torch.randn(count, channels, octave, octave)
+        images += F.interpolate(noise, (size, size), mode="bilinear", align_corners=False)
+        octave *= 2
+    return (images - images.mean()) / images.std()

@@ -1,0 +1,219 @@
+"""Lightning callbacks: one keeps the run folder, one shows how the training goes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dubito.errors import DubitoError
+from dubito.training.classifier import Classifier
+from dubito.training.classifier import Progress as Position
+from dubito.training.run import NETWORK, Run
+
+__all__ = ["Display", "InterruptedTraining", "RunKeeper"]
+
+
+class InterruptedTraining(DubitoError):  # noqa: N818 - it is no error of anybody's
+    """Ctrl-C: the training stopped between two steps, with a checkpoint."""
+
+
+class RunKeeper(pl.Callback):
+    """Writes checkpoints and metrics into the run folder, and turns Ctrl-C into a clean stop.
+
+    A checkpoint holds everything that the next step depends on: weights, optimiser state and position. The noise and
+    the batches are functions of seed and position, so a resumed run goes on bit for bit.
+    """
+
+    def __init__(self, run: Run, minutes: float = 5.0) -> None:
+        self.run = run
+        self.minutes = minutes
+        self.rows: list[dict[str, Any]] = []
+        self.best = float("inf")
+        self._resumed: dict[str, torch.Tensor] | None = None
+        self._interrupted = False
+        self._previous_handler: Any = None
+        self._saved = self._step_began = time.monotonic()
+
+    def resume(self, module: Classifier) -> Position:
+        """Read the last checkpoint into the module; the optimiser follows when the fit starts."""
+        tensors, notes = self.run.read_checkpoint("last")
+        weights = {k.removeprefix(NETWORK): t for k, t in tensors.items() if k.startswith(NETWORK)}
+        module.network.load_state_dict(weights)
+        module.start = Position(**notes["progress"])
+        for name, value in notes["sums"].items():
+            setattr(module.sums, name, value)
+        self.rows, self.best = notes["rows"], notes["best"]
+        self._resumed = tensors
+        return module.start
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen for Ctrl-C."""
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted:  # a second Ctrl-C does not wait for the step
+            signal.signal(signal.SIGINT, self._previous_handler or signal.default_int_handler)
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give the optimiser its state back."""
+        if self._resumed is not None:
+            _restore_optimizer(trainer.optimizers[0], self._resumed)
+            self._resumed = None
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
+        """Start the step's clock."""
+        self._step_began = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A checkpoint if it is time or Ctrl-C was pressed."""
+        assert isinstance(pl_module, Classifier)
+        now = time.monotonic()
+        pl_module.sums.seconds += now - self._step_began
+        due = now - self._saved > self.minutes * 60
+        if self._interrupted or due:
+            at = pl_module.position(batch_idx + 1)
+            if trainer.is_global_zero and at.batch < pl_module._num_batches:
+                self.save(trainer, pl_module, at)
+        if self._interrupted:
+            raise InterruptedTraining(f"Stopped in epoch {pl_module.position(batch_idx).epoch + 1}.")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The epoch's row of metrics, the checkpoint, and the best one if it is."""
+        assert isinstance(pl_module, Classifier)
+        epoch = pl_module.start.epoch + trainer.current_epoch + 1
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        sums = pl_module.sums
+        timing = {"seconds": round(sums.seconds, 2), "learning_rate": rate}
+        self.rows.append({"epoch": epoch, **timing, **sums.means(), **pl_module.validation})
+        pl_module.sums = type(sums)()
+        if trainer.is_global_zero:
+            if pl_module.validation["val_nll"] < self.best:
+                self.best = pl_module.validation["val_nll"]
+                self.run.write_checkpoint("best", _weights(pl_module), {"epoch": epoch})
+            self.save(trainer, pl_module, Position(epoch, 0))
+            self.run.write_metrics(self.rows)
+
+    def save(self, trainer: pl.Trainer, module: Classifier, at: Position) -> None:
+        """Write last.safetensors."""
+        notes = {"progress": asdict(at), "sums": module.state(), "rows": self.rows, "best": self.best}
+        tensors = {**_weights(module), **_optimizer_state(trainer.optimizers[0])}
+        self.run.write_checkpoint("last", tensors, notes)
+        self._saved = time.monotonic()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Stop listening."""
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None
+
+
+def _weights(module: Classifier) -> dict[str, torch.Tensor]:
+    return {NETWORK + name: tensor for name, tensor in module.network.state_dict().items()}
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = optimizer.state_dict()["state"]
+    return {f"optimizer.{i}.{name}": torch.as_tensor(v) for i, values in state.items() for name, v in values.items()}
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class Display(pl.Callback):
+    """A bar with the time left and the current NLL and KL, and a line for every finished epoch.
+
+    Without a terminal, only the lines.
+    """
+
+    COLUMNS = (
+        ("epoch", "epoch", 5, "{:.0f}"),
+        ("train_nll", "NLL", 8, "{:.4f}"),
+        ("kl", "KL", 10, "{:.4g}"),
+        ("val_nll", "val NLL", 9, "{:.4f}"),
+        ("val_accuracy", "val acc.", 10, "{:.2%}"),
+        ("val_ece", "val ECE", 9, "{:.4f}"),
+        ("val_aleatoric", "aleatoric", 11, "{:.5f}"),
+        ("val_epistemic", "epistemic", 11, "{:.5f}"),
+        ("seconds", "s", 6, "{:.0f}"),
+    )
+
+    def __init__(self, keeper: RunKeeper, console: Console | None = None) -> None:
+        self.keeper = keeper
+        self.console = console or Console()
+        self.bar: Progress | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print the header, start the bar."""
+        assert isinstance(pl_module, Classifier)
+        if not trainer.is_global_zero:
+            return
+        header = "".join(f"{title:>{width}}" for _, title, width, _ in self.COLUMNS)
+        self.console.print(header, style="bold", highlight=False)
+        for row in self.keeper.rows:
+            self._print(row)
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            total = pl_module.epochs * pl_module._num_batches
+            done = pl_module.start.epoch * pl_module._num_batches + pl_module.start.batch
+            self.task = self.bar.add_task("training", total=total, completed=done)
+            self.bar.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar on."""
+        if self.bar is not None:
+            assert isinstance(pl_module, Classifier)
+            means = pl_module.sums.means()
+            epoch = pl_module.position(batch_idx).epoch + 1
+            text = f"epoch {epoch}/{pl_module.epochs}  NLL {means['train_nll']:.4f}  KL {means['kl']:.4g}"
+            self.bar.update(self.task, advance=1, description=text)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say that the pause is a validation."""
+        if self.bar is not None:
+            self.bar.update(self.task, description="validating")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A line for the epoch; the keeper, which comes first, has made its row."""
+        if trainer.is_global_zero:
+            self._print(self.keeper.rows[-1])
+
+    def _print(self, row: dict[str, Any]) -> None:
+        cells = (f"{form.format(row[name]):>{width}}" for name, _, width, form in self.COLUMNS)
+        self.console.print("".join(cells), highlight=False)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

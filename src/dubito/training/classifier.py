@@ -1,0 +1,196 @@
+"""The Lightning module that trains a network by its free energy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+
+from dubito.data.batches import key_seed
+from dubito.elbo import ELBO, KLSchedule
+from dubito.errors import NonFiniteError
+from dubito.prediction import predict
+
+__all__ = ["Classifier", "Progress", "TrainingSums", "one_cycle"]
+
+
+@dataclass
+class Progress:
+    """How far a training has come: whole epochs, and steps into the next one."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass
+class TrainingSums:
+    """Sums over the steps of an epoch, for its row of metrics."""
+
+    images: int = 0
+    correct: int = 0
+    nll: float = 0.0
+    kl: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+
+    def means(self) -> dict[str, float]:
+        """The epoch's means; KL is that of the posterior after its last step."""
+        images = max(self.images, 1)
+        return {"train_nll": self.nll / images, "train_accuracy": self.correct / images, "kl": self.kl}
+
+
+def one_cycle(progress: float) -> float:
+    """The share of the peak learning rate: a linear rise over the first quarter, then a cosine to 0.
+
+    >>> [round(one_cycle(p), 3) for p in (0, 0.125, 0.25, 0.625, 1)]
+    [0.04, 0.52, 1.0, 0.5, 0.0]
+    """
+    rise = 0.25
+    if progress < rise:
+        return 0.04 + 0.96 * progress / rise
+    return 0.5 * (1 + math.cos(math.pi * (progress - rise) / (1 - rise)))
+
+
+class Classifier(pl.LightningModule):
+    """Trains any network with a classification head on images and labels; brings its own validation.
+
+    Use it with a Trainer of your own and any loaders that give (images, labels):
+
+        module = Classifier(network, num_data=60000, epochs=5)
+        pl.Trainer(max_epochs=5).fit(module, train_loader, validation_loader)
+
+    Args:
+        network: has a head of its own, see :func:`dubito.attach_head`.
+        num_data: training images.
+        epochs: of the whole training, for the learning rate's schedule.
+        batches_per_epoch: None asks the Trainer.
+        schedule: the weight of KL in every minibatch.
+        samples: draws in each training step.
+        validation_samples: draws for each validation.
+        seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_data: int,
+        epochs: int,
+        *,
+        num_classes: int | None = None,
+        batches_per_epoch: int | None = None,
+        learning_rate: float = 1e-3,
+        lr_schedule: str = "constant",
+        l2: float = 0.0,
+        schedule: KLSchedule | None = None,
+        samples: int = 1,
+        validation_samples: int = 5,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.objective = ELBO(num_data, samples=samples)
+        self.epochs = epochs
+        self.batches_per_epoch = batches_per_epoch
+        self.learning_rate = learning_rate
+        self.lr_schedule = lr_schedule
+        self.l2 = l2
+        self.schedule = schedule or KLSchedule()
+        self.validation_samples = validation_samples
+        self.seed = seed
+        self.start = Progress()
+        self.sums = TrainingSums()
+        self.validation: dict[str, float] = {}
+        classes = num_classes if num_classes is not None else int(getattr(network, "num_classes"))  # noqa: B009
+        self._accuracy = MulticlassAccuracy(classes, average="micro")
+        self._calibration = MulticlassCalibrationError(classes, n_bins=15)
+        self._totals = torch.zeros(4, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The network's outputs."""
+        return self.network(images)
+
+    def position(self, batch_idx: int) -> Progress:
+        """Epoch and batch of a step, counted over all that a resumed training has done."""
+        first = self.start.batch if self.current_epoch == 0 else 0
+        return Progress(self.start.epoch + self.current_epoch, first + batch_idx)
+
+    @property
+    def _num_batches(self) -> int:
+        return self.batches_per_epoch or int(self.trainer.num_training_batches)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The free energy of one minibatch."""
+        at, total = self.position(batch_idx), self._num_batches
+        if self.seed is not None:
+            torch.manual_seed(key_seed(self.seed, 2, at.epoch, at.batch, self.global_rank))
+        self._set_learning_rate((at.epoch + at.batch / total) / self.epochs)
+        images, labels = batch
+        kl_weight = self.schedule.weight(min(at.batch, total - 1), total, at.epoch)
+        terms = self.objective(self.network, images, labels, kl_weight)
+        nll, kl = terms.nll.item(), terms.kl.item()
+        if not math.isfinite(nll + kl):
+            raise NonFiniteError(
+                f"The loss is not finite in epoch {at.epoch + 1}, batch {at.batch + 1} (NLL {nll:.4g}, KL {kl:.4g}); "
+                "try a smaller --learning-rate, --clip 1 or a longer --warmup-epochs."
+            )
+        assert terms.log_probs is not None
+        self.sums.images += len(labels)
+        self.sums.correct += int((terms.log_probs.argmax(1) == labels).sum())
+        self.sums.nll += nll * len(labels)
+        self.sums.kl = kl
+        self.sums.steps += 1
+        return terms.loss
+
+    def _set_learning_rate(self, progress: float) -> None:
+        rate = self.learning_rate * (one_cycle(progress) if self.lr_schedule == "one-cycle" else 1.0)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        self._accuracy.reset()
+        self._calibration.reset()
+        self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Predict by draws, and take in how good probabilities and uncertainties are."""
+        images, labels = batch
+        generator = torch.Generator().manual_seed(key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch))
+        prediction = predict(self.network, images, self.validation_samples, generator=generator, batch_size=len(images))
+        self._accuracy.update(prediction.probs, labels)
+        self._calibration.update(prediction.probs, labels)
+        tiny = torch.finfo(prediction.probs.dtype).tiny
+        nll = -prediction.probs.gather(1, labels[:, None]).clamp_min(tiny).log().sum()
+        sums = [nll, prediction.aleatoric.sum(), prediction.epistemic.sum(), nll.new_tensor(float(len(labels)))]
+        self._totals += torch.stack(sums).double()
+
+    def on_validation_epoch_end(self) -> None:
+        """Compute and log the validation's metrics, over all processes."""
+        totals = self.all_gather(self._totals).view(-1, 4).sum(0)  # type: ignore[union-attr]
+        nll, aleatoric, epistemic = (totals[:3] / totals[3]).tolist()
+        self.validation = {
+            "val_accuracy": float(self._accuracy.compute()),
+            "val_nll": nll,
+            "val_ece": float(self._calibration.compute()),
+            "val_aleatoric": aleatoric,
+            "val_epistemic": epistemic,
+        }
+        self.log_dict(self.validation, sync_dist=False, rank_zero_only=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's training means."""
+        self.log_dict(self.sums.means(), rank_zero_only=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, with the L2 penalty of frequentist networks."""
+        fused = next(self.parameters()).device.type in ("cpu", "cuda")
+        return torch.optim.Adam(self.network.parameters(), lr=self.learning_rate, weight_decay=self.l2, fused=fused)
+
+    def state(self) -> dict[str, Any]:
+        """The sums of the epoch under way, for a checkpoint's notes."""
+        return asdict(self.sums)

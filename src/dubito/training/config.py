@@ -1,0 +1,184 @@
+"""The settings of a training, their presets, and how flags and YAML files override them.
+
+One dataclass is the single list of settings: the command line makes its flags from it, a run folder stores it, and the
+documentation of each setting is its help text here. Nothing in this file needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from dubito.errors import OptionError, unknown
+
+__all__ = ["PRESETS", "TrainingConfig", "configure"]
+
+
+def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides what a training does; the values here are the preset ``default``."""
+
+    model: Literal["lenet5", "alexnet", "vgg16"] = _setting("lenet5", "Network: lenet5, alexnet or vgg16.")
+    data: str = _setting("digits", "Data set by name, or the path of a folder with a sub-folder per class or an .npz.")
+    inference: Literal["vi", "frequentist", "dropout"] = _setting(
+        "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
+    )
+    epochs: int = _setting(10, "Passes over the training data.")
+    batch_size: int = _setting(128, "Images in a step, over all processes together.")
+    learning_rate: float = _setting(4e-3, "Adam's learning rate, or its peak with one-cycle.")
+    lr_schedule: Literal["constant", "one-cycle"] = _setting(
+        "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
+    )
+    l2: float = _setting(0.0, "L2 penalty on the weights of frequentist and dropout networks.")
+    clip: float = _setting(0.0, "Largest norm of the gradient; 0 does not clip.")
+    augment: bool = _setting(True, "Random crops, and flips where the data set allows them.")
+    activation: Literal["softplus", "relu"] = _setting("softplus", "Nonlinearity: softplus or relu.")
+    head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
+        "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
+    )
+    dropout: float = _setting(0.5, "Probability of dropping a unit, with --inference dropout.")
+    estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
+        "local", "How Bayesian layers draw: local, weight, flipout or mean."
+    )
+    parameterization: Literal["std", "alpha"] = _setting("std", "Of the posterior's standard deviation: std or alpha.")
+    initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
+    prior: str = _setting("learned", "standard, fan_in, learned, mixture, log_uniform, or a standard deviation.")
+    kl_schedule: Literal["blundell", "uniform", "warmup", "constant"] = _setting(
+        "warmup", "How KL is spread over the minibatches: blundell, uniform, warmup or constant."
+    )
+    warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
+    temperature: float = _setting(0.1, "Multiplies KL; 1 is the true free energy.")
+    samples: int = _setting(1, "Draws of the network in each training step.")
+    validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
+    validation_samples: int = _setting(5, "Draws of the network for each validation.")
+    seed: int = _setting(0, "Decides initialisation, split, order, augmentation and noise.")
+    devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
+    num_nodes: int = _setting(1, "Machines.")
+    accelerator: str = _setting("auto", "auto, cpu, gpu or mps.")
+    checkpoint_minutes: float = _setting(5.0, "A checkpoint at least this often, besides one after each epoch.")
+    tensorboard: bool = _setting(False, "Also write TensorBoard logs into the run folder.")
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "epochs": 1,
+            "batch_size": 1,
+            "samples": 1,
+            "validation_samples": 1,
+            "devices": 1,
+            "num_nodes": 1,
+            "l2": 0,
+            "clip": 0,
+            "temperature": 0,
+            "warmup_epochs": 0,
+            "seed": 0,
+            "checkpoint_minutes": 0,
+        }
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise OptionError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise OptionError(f"learning_rate is {self.learning_rate}, but must be positive and finite.")
+        if not 0 < self.validation_fraction < 1:
+            raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
+        processes = self.devices * self.num_nodes
+        if self.batch_size % processes:
+            raise OptionError(f"batch_size is {self.batch_size}, but must be a multiple of the {processes} processes.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name."""
+        return asdict(self)
+
+    @property
+    def bayesian(self) -> dict[str, Any]:
+        """The options of the Bayesian layers, none for other networks."""
+        if self.inference != "vi":
+            return {}
+        try:
+            prior: str | float = float(self.prior)
+        except ValueError:
+            prior = self.prior
+        names = ("estimator", "parameterization", "initial_std")
+        return {**{name: getattr(self, name) for name in names}, "prior": prior}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    # The paper's appendix. Its "sample size 10" is read as the draws of equation (3), its -10 as a log-variance.
+    "paper": {
+        "epochs": 100,
+        "batch_size": 128,
+        "learning_rate": 1e-3,
+        "lr_schedule": "constant",
+        "l2": 5e-4,
+        "augment": False,
+        "parameterization": "alpha",
+        "initial_std": math.exp(-5),
+        "prior": "standard",
+        "kl_schedule": "blundell",
+        "temperature": 1.0,
+        "samples": 10,
+        "validation_samples": 10,
+    },
+}
+"""Named settings; what a preset does not name has its default."""
+
+
+def configure(preset: str = "default", file: str | os.PathLike[str] | None = None, **settings: Any) -> TrainingConfig:
+    """Settings from a preset, overridden by a YAML file, overridden by `settings` (None leaves one alone).
+
+    >>> configure("paper", epochs=3).epochs
+    3
+    """
+    if preset not in PRESETS:
+        raise OptionError(unknown("preset", preset, PRESETS))
+    merged = dict(PRESETS[preset])
+    if file is not None:
+        merged.update(_read_yaml(Path(file)))
+    merged.update({name: value for name, value in settings.items() if value is not None})
+    known = {f.name: f for f in fields(TrainingConfig)}
+    for name, value in merged.items():
+        if name not in known:
+            raise OptionError(unknown("setting", name, known))
+        merged[name] = _checked(name, value, str(known[name].type))
+    return TrainingConfig(**merged)
+
+
+def _checked(name: str, value: Any, annotation: str) -> Any:
+    """`value` in the setting's type, or an error that names it."""
+    if annotation.startswith("Literal"):
+        choices = [choice.strip().strip("\"'") for choice in annotation[len("Literal[") : -1].split(",")]
+        if value not in choices:
+            raise OptionError(unknown(name, value, choices))
+        return value
+    kinds: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+    kind = kinds[annotation]
+    fits = isinstance(value, bool) if kind is bool else not isinstance(value, bool)
+    if kind is int and isinstance(value, float):
+        fits = value.is_integer()
+    try:
+        if fits:
+            return kind(value)
+    except (TypeError, ValueError):
+        pass
+    raise OptionError(f"{name} is {value!r}, but must be of type {annotation}.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError(f"The configuration file {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"The configuration file {path} cannot be read: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise OptionError(f"The configuration file {path} must hold settings as `name: value` lines.")
+    return content

@@ -1,0 +1,143 @@
+"""From settings to a trained network in a run folder, and on from where one stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+from rich.console import Console
+
+from dubito.elbo import KLSchedule
+from dubito.errors import DubitoError, NonFiniteError
+from dubito.models.initialization import initialize
+from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
+from dubito.training.classifier import Classifier
+from dubito.training.config import TrainingConfig
+from dubito.training.images import ImageData
+from dubito.training.run import Run, refuse_existing
+
+__all__ = ["resume", "train"]
+
+
+def train(
+    config: TrainingConfig,
+    out: str | os.PathLike[str],
+    *,
+    console: Console | None = None,
+    callbacks: list[pl.Callback] | None = None,
+) -> Run:
+    """Train as `config` says, into the new run folder `out`."""
+    first_process = int(getattr(rank_zero_only, "rank", 0)) == 0
+    if first_process:
+        refuse_existing(Path(out))
+    images = _images(config)
+    described = images.describe()
+    run = Run.create(out, config, described) if first_process else Run(Path(out), config, described)
+    return _fit(run, images, console, callbacks or [])
+
+
+def resume(
+    path: str | os.PathLike[str], *, console: Console | None = None, callbacks: list[pl.Callback] | None = None
+) -> Run:
+    """Go on with a run that was stopped or killed, to the very weights it would have reached."""
+    run = Run.open(path)
+    return _fit(run, _images(run.config), console, callbacks or [])
+
+
+def _images(config: TrainingConfig) -> ImageData:
+    return ImageData(
+        config.data,
+        config.batch_size,
+        augment=config.augment,
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+    )
+
+
+def _fit(run: Run, images: ImageData, console: Console | None, callbacks: list[pl.Callback]) -> Run:
+    config = run.config
+    # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+    torch.set_flush_denormal(True)
+    module = _module(run, images)
+    keeper = RunKeeper(run, config.checkpoint_minutes)
+    if run.has_checkpoint("last"):
+        images.start = keeper.resume(module)
+    remaining = config.epochs - module.start.epoch
+    if remaining <= 0:
+        return run
+    trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console), *callbacks])
+    try:
+        trainer.fit(module, datamodule=images)
+    except InterruptedTraining as stop:
+        raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {run.path}") from None
+    except NonFiniteError as error:
+        kept = "The last good checkpoint is kept in" if run.has_checkpoint("last") else "No epoch was finished in"
+        raise NonFiniteError(f"{error} {kept} {run.path}.") from None
+    return run
+
+
+def _module(run: Run, images: ImageData) -> Classifier:
+    """The network, initialised on its own data, in the Lightning module that trains it."""
+    config = run.config
+    torch.manual_seed(config.seed)
+    network = run.build()
+    batches = images.batches(images.train_part, train=True)
+    batches_per_epoch = -(-len(images.train_part.labels) // config.batch_size)
+    if not run.has_checkpoint("last"):
+        batches.augment = None
+        initialize(network, next(iter(batches))[0])
+    return Classifier(
+        network,
+        num_data=run.data.num_data,
+        epochs=config.epochs,
+        num_classes=len(run.data.class_names),
+        batches_per_epoch=batches_per_epoch,
+        learning_rate=config.learning_rate,
+        lr_schedule=config.lr_schedule,
+        l2=config.l2 if config.inference != "vi" else 0.0,
+        schedule=KLSchedule(config.kl_schedule, config.temperature, config.warmup_epochs),
+        samples=config.samples,
+        validation_samples=config.validation_samples,
+        seed=config.seed,
+    )
+
+
+def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.Callback]) -> pl.Trainer:
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    # Ours are batches in memory; advice about workers of a DataLoader does not apply.
+    warnings.filterwarnings("ignore", module="pytorch_lightning.*")
+    processes = config.devices * config.num_nodes
+    options: dict[str, Any] = {"strategy": "ddp"} if processes > 1 else {}
+    if config.accelerator == "auto" and not torch.cuda.is_available():
+        options["accelerator"] = "cpu"
+    else:
+        options["accelerator"] = config.accelerator
+    return pl.Trainer(
+        max_epochs=epochs,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        callbacks=callbacks,
+        logger=_tensorboard(run) if config.tensorboard else False,
+        gradient_clip_val=config.clip or None,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        **options,
+    )
+
+
+def _tensorboard(run: Run) -> Any:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(run.path, name="tensorboard", version="")
+    except ModuleNotFoundError:
+        raise DubitoError("--tensorboard needs TensorBoard: pip install 'dubito[tensorboard]'.") from None

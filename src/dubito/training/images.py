@@ -1,0 +1,103 @@
+"""The Lightning data module: training and validation batches of a data set, never its test split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+from dubito.data import Batches, Dataset, open_dataset, split_validation
+from dubito.errors import DataError
+from dubito.training.classifier import Progress
+from dubito.training.run import DataDescription
+
+__all__ = ["ImageData"]
+
+
+class ImageData(pl.LightningDataModule):
+    """Training and validation batches of a data set by name or path.
+
+    The validation split is stratified and seeded; the test split is not read. `batch_size` counts the images of all
+    processes together.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        batch_size: int = 128,
+        *,
+        augment: bool = True,
+        validation_fraction: float = 0.1,
+        seed: int = 0,
+        start: Progress | None = None,
+    ) -> None:
+        super().__init__()
+        self.source = open_dataset(data)
+        self.batch_size = batch_size
+        self.augment = self.source.augmentation if augment else None
+        self.seed = seed
+        self.start = start or Progress()
+        images = self.source.train()
+        kept, held_out = split_validation(images.labels, validation_fraction, seed)
+        if not len(kept) or not len(held_out):
+            raise DataError(
+                f"{data} has {len(images)} training images, too few to hold out a share of {validation_fraction}."
+            )
+        self.train_part = _part(images, kept)
+        self.validation_part = _part(images, held_out)
+
+    def describe(self) -> DataDescription:
+        """What the trained network must know of the data."""
+        part, source = self.train_part, self.source
+        names = part.class_names
+        return DataDescription(
+            str(source.name), part.channels, names, part.mean, part.std, source.padding, len(part.labels)
+        )
+
+    def batches(self, part: Dataset, *, train: bool) -> Batches:
+        """This process's batches of one part."""
+        trainer = self.trainer
+        rank, world = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+        return Batches(
+            part.images,
+            part.labels,
+            self.batch_size // world if train else 256,
+            shuffle=train,
+            seed=self.seed,
+            augment=self.augment if train else None,
+            mean=part.mean,
+            std=part.std,
+            rank=rank,
+            world_size=world,
+        )
+
+    def train_dataloader(self) -> Any:
+        """Shuffled and augmented batches, from where a resumed training goes on."""
+        return _Epochs(self.batches(self.train_part, train=True), self.start)
+
+    def val_dataloader(self) -> Any:
+        """The validation part in order."""
+        return self.batches(self.validation_part, train=False)
+
+
+class _Epochs:
+    """Each iteration is the next epoch, the first one from the batch where the last process stopped.
+
+    It has no length, for the first epoch may be shorter than the others.
+    """
+
+    def __init__(self, batches: Batches, start: Progress) -> None:
+        self._batches = batches
+        self._next = Progress(start.epoch, start.batch)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self._batches.set_epoch(self._next.epoch)
+        first = self._next.batch
+        self._next = Progress(self._next.epoch + 1, 0)
+        return self._batches.iter_from(first)
+
+
+def _part(images: Dataset, index: Tensor) -> Dataset:
+    return Dataset(images.images[index], images.labels[index], images.class_names, images.name, images.mean, images.std)

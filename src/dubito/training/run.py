@@ -1,0 +1,238 @@
+"""A run: one training as a folder with its configuration, environment, weights and metrics.
+
+    config.yaml        the settings, and what the network must know of its data
+    environment.json   versions, hardware, seed and command
+    metrics.csv        a row per epoch
+    best.safetensors   the network at the epoch with the lowest validation NLL
+    last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
+
+Every file is written beside its place and then moved there, so that a run killed at any moment is whole. Weights are
+safetensors: nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dubito.errors import DubitoError, RunError
+from dubito.training.config import TrainingConfig, configure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dubito.models import Network
+
+__all__ = ["DataDescription", "Run", "load", "write_atomically"]
+
+NETWORK = "network."
+"""What names of the network's tensors start with in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a trained network must know of its data."""
+
+    name: str
+    channels: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int
+    num_data: int
+
+
+class Run:
+    """A run folder.
+
+    `Run.create` makes a new one, `Run.open` reads an existing one and refuses what is not whole.
+    """
+
+    def __init__(self, path: Path, config: TrainingConfig, data: DataDescription) -> None:
+        self.path = path
+        self.config = config
+        self.data = data
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: TrainingConfig, data: DataDescription) -> Run:
+        """A new folder with configuration and environment; a folder that holds anything is left alone."""
+        folder = Path(path)
+        refuse_existing(folder)
+        run = cls(folder, config, data)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "environment.json", json.dumps(_environment(config), indent=2) + "\n")
+        write_atomically(folder / "config.yaml", _to_yaml({"training": config.to_dict(), "data": asdict(data)}))
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """The run in that folder."""
+        import yaml
+
+        folder = Path(path)
+        if not folder.is_dir():
+            raise RunError(f"There is no run folder {folder}; give the folder that `dubito train --out` made.")
+        file = folder / "config.yaml"
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            config = configure(**content["training"])
+            described = {f.name: content["data"][f.name] for f in fields(DataDescription)}
+            for name in ("class_names", "mean", "std"):
+                described[name] = tuple(described[name])
+            return cls(folder, config, DataDescription(**described))
+        except FileNotFoundError:
+            raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is not a run's configuration ({' '.join(str(error).split())}).") from None
+        except DubitoError as error:
+            raise RunError(f"{file} is not a run's configuration: {error}") from None
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Write metrics.csv, a row per epoch."""
+        text = io.StringIO()
+        if rows:
+            writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        write_atomically(self.path / "metrics.csv", text.getvalue())
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.csv, none if there is no epoch yet."""
+        file = self.path / "metrics.csv"
+        if not file.exists():
+            return []
+        with file.open(newline="", encoding="utf-8") as lines:
+            return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+
+    def write_checkpoint(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+        """Write tensors and notes (JSON) into one file `name`.safetensors."""
+        from safetensors.torch import save
+
+        whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        write_atomically(self.path / f"{name}.safetensors", save(whole, {"notes": json.dumps(notes)}))
+
+    def read_checkpoint(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and notes of a checkpoint."""
+        from safetensors import SafetensorError, safe_open
+
+        file = self.path / f"{name}.safetensors"
+        if not file.exists():
+            raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
+        try:
+            with safe_open(file, framework="pt") as content:
+                notes = json.loads((content.metadata() or {})["notes"])
+                return {key: content.get_tensor(key) for key in content.keys()}, notes  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
+
+    def has_checkpoint(self, name: str) -> bool:
+        """Whether `name`.safetensors is there."""
+        return (self.path / f"{name}.safetensors").exists()
+
+    def build(self) -> Network:
+        """The run's network with fresh weights."""
+        from dubito.models import build
+
+        config = self.config
+        return build(
+            config.model,
+            len(self.data.class_names),
+            self.data.channels,
+            config.inference,
+            activation=config.activation,
+            head=config.head,
+            dropout=config.dropout,
+            **config.bayesian,
+        )
+
+    def load(self, checkpoint: str = "best") -> Network:
+        """The trained network, in evaluation mode."""
+        import torch
+
+        tensors, _ = self.read_checkpoint(checkpoint)
+        weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
+        with torch.device("meta"):
+            network = self.build()
+        try:
+            network.load_state_dict(weights, assign=True)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"The weights in {self.path} do not fit its configuration: {reason}") from None
+        return network.requires_grad_(True).eval()
+
+
+def load(path: str | os.PathLike[str], checkpoint: str = "best") -> Network:
+    """The trained network of a run folder, ready for :func:`dubito.predict`.
+
+    `checkpoint` is ``best``, the epoch with the lowest validation NLL, or ``last``.
+    """
+    return Run.open(path).load(checkpoint)
+
+
+def refuse_existing(folder: Path) -> None:
+    """An error if `folder` is there and holds anything."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        hint = f"continue it with `dubito train --resume {folder}`, or " if (folder / "config.yaml").exists() else ""
+        raise RunError(f"{folder} exists already and is not empty; {hint}choose another --out.")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it has either its old or its whole new content, whatever happens meanwhile."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _to_yaml(content: dict[str, Any]) -> str:
+    import yaml
+
+    plain = json.loads(json.dumps(content))  # tuples as lists
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+
+def _environment(config: TrainingConfig) -> dict[str, Any]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    versions: dict[str, str | None] = {}
+    for package in ("dubito", "torch", "numpy", "pytorch-lightning", "safetensors"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+        "seed": config.seed,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
