@@ -1,0 +1,169 @@
+"""Image files of every kind become the tensors that the networks expect."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dubito.data import images, read_image
+from dubito.errors import DataError, OptionError
+
+RED = (255, 0, 0)
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "gif", "webp", "tiff", "jpg", "ppm"])
+def test_common_formats_give_the_same_picture(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    Image.new("RGB", (32, 32), (200, 100, 50)).save(path)
+    image = read_image(path, 3)
+    assert image.shape == (3, 32, 32)
+    assert image.dtype == torch.uint8
+    assert torch.allclose(image.float().mean((1, 2)), torch.tensor([200.0, 100.0, 50.0]), atol=4)
+    gray = read_image(path, 1)
+    assert gray.shape == (1, 32, 32)
+    assert abs(float(gray.float().mean()) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)) < 4
+
+
+def test_pixels_of_the_right_size_are_left_alone(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    assert np.array_equal(read_image(tmp_path / "x.png", 3).numpy(), pixels.transpose(2, 0, 1))
+    assert np.array_equal(read_image(tmp_path / "x.png", 3, padding=2).numpy(), pixels.transpose(2, 0, 1))
+
+
+def test_padding_frames_the_image_like_mnist(tmp_path: Path) -> None:
+    Image.new("L", (28, 28), 255).save(tmp_path / "x.png")
+    image = read_image(tmp_path / "x.png", 1, padding=2)
+    assert int(image.long().sum()) == 28 * 28 * 255
+    assert bool((image[:, 2:30, 2:30] == 255).all())
+    Image.new("L", (100, 50), 255).save(tmp_path / "y.png")
+    assert torch.equal(read_image(tmp_path / "y.png", 1, padding=2), image)
+    assert bool((read_image(tmp_path / "y.png", 1) == 255).all())
+
+
+@pytest.mark.parametrize("values", [(0, 0), (65535, 255), (257, 1), (32768, 128)])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, values: tuple[int, int]) -> None:
+    Image.fromarray(np.full((32, 32), values[0], np.uint16)).save(tmp_path / "x.png")
+    Image.fromarray(np.full((32, 32), values[0], np.int32)).save(tmp_path / "x.tiff")
+    for name in ("x.png", "x.tiff"):
+        assert read_image(tmp_path / name, 3).unique().tolist() == [values[1]]
+
+
+def test_floats_must_lie_between_0_and_1(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 0.2, np.float32)).save(tmp_path / "x.tiff")
+    assert read_image(tmp_path / "x.tiff", 1).unique().tolist() == [51]
+    Image.fromarray(np.full((8, 8), 3, np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(DataError, match=r"x\.tiff has pixel values from 3\.0 to 3\.0"):
+        read_image(tmp_path / "x.tiff", 1)
+
+
+def test_transparency_is_laid_over_white(tmp_path: Path) -> None:
+    half = Image.new("RGBA", (32, 32), (*RED, 0))
+    half.paste((*RED, 255), (0, 0, 16, 32))
+    half.save(tmp_path / "rgba.png")
+    half.convert("LA").save(tmp_path / "la.png")
+    palette = Image.new("P", (32, 32), 0)
+    palette.putpalette([0, 0, 0, *RED])
+    palette.paste(1, (0, 0, 16, 32))
+    palette.save(tmp_path / "p.png", transparency=0)
+    for name in ("rgba.png", "p.png"):
+        image = read_image(tmp_path / name, 3)
+        assert image[:, 0, 0].tolist() == list(RED)
+        assert image[:, 0, 31].tolist() == [255, 255, 255]
+    assert read_image(tmp_path / "la.png", 1)[0, 0, [0, 31]].tolist() == [76, 255]
+
+
+def test_palette_bilevel_and_cmyk_images_are_read(tmp_path: Path) -> None:
+    palette = Image.new("P", (32, 32), 1)
+    palette.putpalette([0, 0, 0, *RED])
+    palette.save(tmp_path / "p.png")
+    assert read_image(tmp_path / "p.png", 3)[:, 5, 5].tolist() == list(RED)
+    Image.new("1", (32, 32), 1).save(tmp_path / "1.png")
+    assert read_image(tmp_path / "1.png", 1).unique().tolist() == [255]
+    Image.new("CMYK", (32, 32), (0, 255, 255, 0)).save(tmp_path / "cmyk.jpg", quality=100)
+    red = read_image(tmp_path / "cmyk.jpg", 3)[:, 5, 5].float()
+    assert torch.allclose(red, torch.tensor([255.0, 0, 0]), atol=6)
+
+
+def test_the_first_frame_counts(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (32, 32), colour) for colour in (RED, (0, 0, 255))]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    assert read_image(tmp_path / "x.gif", 3)[:, 0, 0].tolist() == list(RED)
+
+
+def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
+    picture = Image.new("L", (32, 32), 0)
+    picture.paste(255, (0, 0, 32, 16))  # white above
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise by a quarter: white to the right
+    picture.save(tmp_path / "x.png", exif=exif)
+    image = read_image(tmp_path / "x.png", 1)
+    assert image[0, 16, [2, 29]].tolist() == [0, 255]
+
+
+def test_open_files_are_read_too() -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 9), RED).save(stream, "png")
+    stream.seek(0)
+    assert read_image(stream, 3)[:, 0, 0].tolist() == list(RED)
+    with pytest.raises(DataError, match="the image cannot be read as an image"):
+        read_image(io.BytesIO(b"no"), 3)
+
+
+def png(size: tuple[int, int] = (64, 64)) -> bytes:
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(stream, "png")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no known image format"),
+        (b"hello", "no known image format"),
+        (png()[:2000], "truncated"),
+        (png()[:40], ""),
+        (png()[:2000] + bytes(100) + png()[2100:], ""),
+    ],
+)
+def test_unreadable_files_are_named_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as an image") as error:
+        read_image(path, 3)
+    text = str(error.value)
+    assert str(path) in text
+    assert reason in text
+    assert "\n" not in text
+
+
+def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.png does not exist"):
+        read_image(tmp_path / "absent.png", 3)
+    with pytest.raises(DataError, match="is a folder"):
+        read_image(tmp_path, 3)
+    with pytest.raises(OptionError, match="channels is 2"):
+        read_image(tmp_path, 2)
+
+
+@pytest.mark.parametrize("side", [9_500, 40_000])
+def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path: Path, side: int) -> None:
+    """The header alone claims the size; there are no pixels behind it."""
+    import struct
+    import zlib
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    content = b"\x89PNG\r\n\x1a\n" + chunk + png()[33:]
+    (tmp_path / "bomb.png").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one sentence, no warning beside it
+        with pytest.raises(DataError, match=rf"bomb\.png .*{images.MAX_PIXELS}"):
+            read_image(tmp_path / "bomb.png", 3)

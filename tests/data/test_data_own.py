@@ -1,0 +1,230 @@
+"""The user's own data: folders of classes and .npz files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dubito.data import load, open_dataset, read_image, statistics
+from dubito.errors import DataError, OptionError
+
+RNG = np.random.default_rng(0)
+
+
+def picture(path: Path, gray: bool = False, value: int | None = None, size: tuple[int, int] = (32, 32)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = size if gray else (*size, 3)
+    pixels = RNG.integers(0, 256, shape) if value is None else np.full(shape, value)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return path
+
+
+def class_folders(root: Path, counts: dict[str, int], gray: bool = False) -> None:
+    for name, count in counts.items():
+        for number in range(count):
+            picture(root / name / f"{number:03}.png", gray)
+
+
+def test_a_folder_of_classes_is_split_by_the_seed_and_by_class(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"cat": 20, "ant": 10})
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").mkdir()
+    train, test = load(tmp_path, "train"), load(tmp_path, "test")
+    assert train.class_names == test.class_names == ("ant", "cat")
+    assert torch.bincount(train.labels).tolist() == [8, 16]
+    assert torch.bincount(test.labels).tolist() == [2, 4]
+    every = torch.cat([train.images, test.images])
+    files = sorted(tmp_path.rglob("*.png"))
+    originals = {read_image(path, 3).numpy().tobytes() for path in files}
+    assert {image.numpy().tobytes() for image in every} == originals
+    assert len(originals) == 30
+    assert torch.equal(load(tmp_path, "test").images, test.images)
+    assert not torch.equal(load(tmp_path, "test", seed=1).images, test.images)
+
+
+def test_train_and_test_folders_are_kept_and_statistics_come_from_training_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        picture(tmp_path / "train" / name / "x.png", gray=True)
+        picture(tmp_path / "test" / name / "x.png", gray=True, value=255)
+    train, test = load(tmp_path, "train"), load(tmp_path, "test")
+    assert (len(train), len(test)) == (2, 2)
+    assert train.channels == 1
+    assert int(test.images.min()) == 255
+    assert (test.mean, test.std) == (train.mean, train.std) == statistics(train.images)
+    values = train.images.double() / 255
+    assert train.mean[0] == pytest.approx(float(values.mean()), abs=1e-6)
+    assert train.std[0] == pytest.approx(float(values.std(correction=0)), abs=1e-6)
+
+
+def test_training_does_not_open_a_folders_test_images(tmp_path: Path) -> None:
+    class_folders(tmp_path / "split", {"a": 10, "b": 10})
+    _, held_out = _paths(tmp_path / "split")
+    for path in held_out:
+        path.write_bytes(b"not an image")
+    class_folders(tmp_path / "given" / "train", {"a": 2, "b": 2})
+    for name in ("a", "b"):
+        (tmp_path / "given" / "test" / name).mkdir(parents=True)
+        (tmp_path / "given" / "test" / name / "x.png").write_bytes(b"not an image")
+    for root, count in ((tmp_path / "split", 16), (tmp_path / "given", 4)):
+        source = open_dataset(root)
+        assert len(source.train()) == count
+        with pytest.raises(DataError, match="no known image format"):
+            source.test()
+
+
+def _paths(root: Path) -> tuple[list[Path], list[Path]]:
+    from dubito.data.own import ClassFolders
+
+    folders = ClassFolders(root)
+    return folders.paths("train")[0], folders.paths("test")[0]
+
+
+def test_gray_images_stay_gray_unless_one_has_colours(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 5, "b": 5}, gray=True)
+    assert load(tmp_path, "train").channels == 1
+    train, _ = _paths(tmp_path)
+    picture(train[0])
+    assert load(tmp_path, "train").channels == 3
+    assert load(tmp_path, "test").channels == 3
+
+
+def test_other_sizes_are_resized(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "small.png", value=7, size=(8, 20))
+    picture(tmp_path / "b" / "large.jpg", value=7, size=(100, 50))
+    data = load(tmp_path, "train")
+    assert data.images.shape == (2, 3, 32, 32)
+    assert set(data.images.unique().tolist()) == {7}
+
+
+def test_folders_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no sub-folders"):
+        open_dataset(tmp_path)
+    class_folders(tmp_path / "one" / "train", {"a": 1})
+    with pytest.raises(DataError, match="no such folder 'test'"):
+        open_dataset(tmp_path / "one")
+    class_folders(tmp_path / "one" / "test", {"other": 1})
+    with pytest.raises(DataError, match="other is a class that the training images do not have"):
+        load(tmp_path / "one", "test")
+    class_folders(tmp_path / "two", {"a": 2})
+    (tmp_path / "two" / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no images"):
+        load(tmp_path / "two", "train")
+
+
+def test_a_path_is_never_taken_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(tmp_path / "mnist", {"a": 2, "b": 2})
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("mnist"), "./mnist"):
+        assert open_dataset(path).class_names == ("a", "b")
+    assert open_dataset("mnist").num_classes == 10
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"bus": 2, "train": 2})
+    assert open_dataset(tmp_path).class_names == ("bus", "train")
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 2, "b": 2})
+    train, _ = _paths(tmp_path)
+    train[0].write_bytes(b"")
+    with pytest.raises(DataError, match=rf"{train[0].name} cannot be read as an image"):
+        load(tmp_path, "train")
+
+
+LABELS = np.arange(10) % 2
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), (1, 32, 32), (32, 32, 3), (3, 32, 32)])
+@pytest.mark.parametrize("floats", [False, True])
+def test_npz_layouts_come_out_alike(tmp_path: Path, shape: tuple[int, ...], floats: bool) -> None:
+    pixels = RNG.integers(0, 256, (10, *shape)).astype(np.uint8)
+    path = tmp_path / "own.npz"
+    stored = (pixels / 255).astype(np.float32) if floats else pixels
+    np.savez(path, x_train=stored, y_train=LABELS, x_test=stored[:4], y_test=LABELS[:4, None])
+    data = load(path, "train")
+    channels_last = len(shape) == 3 and shape[-1] in (1, 3)
+    expected = pixels.transpose(0, 3, 1, 2) if channels_last else pixels.reshape(10, -1, 32, 32)
+    assert np.array_equal(data.images.numpy(), expected)
+    assert data.labels.tolist() == LABELS.tolist()
+    assert data.class_names == ("0", "1")
+    assert (data.mean, data.std) == statistics(data.images)
+    test = load(path, "test")
+    assert len(test) == 4
+    assert (test.mean, test.std) == (data.mean, data.std)
+
+
+def test_npz_with_one_set_of_images_is_split_and_resized(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    images = np.repeat(np.arange(10, dtype=np.uint8), 20 * 24).reshape(10, 20, 24)
+    np.savez_compressed(path, images=images, labels=LABELS, class_names=np.array(["no", "yes"]))
+    train, test = load(path, "train"), load(path, "test")
+    assert train.class_names == ("no", "yes")
+    assert train.images.shape == (8, 1, 32, 32)
+    assert torch.bincount(test.labels).tolist() == [1, 1]
+    seen = torch.cat([train.images[:, 0, 0, 0], test.images[:, 0, 0, 0]])
+    assert sorted(seen.tolist()) == list(range(10))
+
+
+def test_npz_training_does_not_read_test_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    pixels = np.zeros((10, 32, 32), np.uint8)
+    np.savez(path, x_train=pixels, y_train=LABELS, x_test=np.array([object()]), y_test=LABELS)
+    source = open_dataset(path)
+    assert len(source.train()) == 10
+    with pytest.raises(DataError, match=r"array x_test of .* cannot be read"):  # a pickle, which is never loaded
+        source.test()
+
+
+PIXELS = np.zeros((10, 8, 8), np.uint8)
+WRONG = {
+    "arrays": ({"a": PIXELS}, "holds the arrays a, but must hold"),
+    "counts": ({"images": PIXELS[:9], "labels": LABELS}, "9 images, but 10 labels"),
+    "range": ({"images": PIXELS / 1.0 + 2, "labels": LABELS}, r"floats must lie in \[0, 1\]"),
+    "nan": ({"images": PIXELS * np.nan, "labels": LABELS}, r"floats must lie in \[0, 1\]"),
+    "dtype": ({"images": PIXELS.astype(np.int64), "labels": LABELS}, "is int64, but must be uint8"),
+    "shape": ({"images": PIXELS[:, 0], "labels": LABELS}, r"has the shape \(10, 8\)"),
+    "channels": ({"images": np.zeros((10, 8, 8, 4), np.uint8), "labels": LABELS}, "with 1 or 3 channels"),
+    "negative": ({"images": PIXELS, "labels": LABELS - 1}, "class numbers from 0 on"),
+    "fractions": ({"images": PIXELS, "labels": LABELS / 2}, "class numbers from 0 on"),
+    "gap": ({"images": PIXELS, "labels": LABELS * 2}, "but none is 1"),
+    "names": ({"images": PIXELS, "labels": LABELS, "class_names": np.array(["one"])}, "has the label 1 in labels"),
+    "pickle": ({"images": np.array([{}] * 10), "labels": LABELS}, "cannot be read: Object arrays"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_npz_files_that_make_no_sense_are_refused(tmp_path: Path, fault: str) -> None:
+    arrays, reason = WRONG[fault]
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=reason) as error:
+        load(path, "train")
+    assert str(path) in str(error.value)
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    for content in (b"", b"PK\x03\x04 cut", b"\x80\x04."):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"own\.npz cannot be read"):
+            open_dataset(path)
+    np.savez(path, images=PIXELS, labels=LABELS)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"own\.npz cannot be read"):
+        open_dataset(path)
+    (tmp_path / "own.csv").write_text("a")
+    with pytest.raises(DataError, match=r"own\.csv is a file, but own data must be an \.npz"):
+        open_dataset(tmp_path / "own.csv")
+    with pytest.raises(DataError, match="does not exist"):
+        open_dataset(tmp_path / "absent.npz")
+    with pytest.raises(
+        OptionError, match=r"data set is 'mnits', but must be one of .*'mnist'.* or the path of a folder"
+    ):
+        open_dataset("mnits")
+    with pytest.raises(OptionError, match="split is 'val'"):
+        load("digits", "val")  # type: ignore[arg-type]
