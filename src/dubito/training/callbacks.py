@@ -120,6 +120,10 @@ class RunKeeper(pl.Callback):
             signal.signal(signal.SIGINT, self._previous_handler)
             self._previous_handler = None
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Lightning does not tear down after an exception."""
+        self.teardown(trainer, pl_module, "fit")
+
 
 def _weights(module: Classifier) -> dict[str, torch.Tensor]:
     return {NETWORK + name: tensor for name, tensor in module.network.state_dict().items()}
@@ -157,8 +161,9 @@ class Display(pl.Callback):
         ("seconds", "s", 6, "{:.0f}"),
     )
 
-    def __init__(self, keeper: RunKeeper, console: Console | None = None) -> None:
+    def __init__(self, keeper: RunKeeper, console: Console | None = None, every: int = 1) -> None:
         self.keeper = keeper
+        self.every = every
         self.console = console or Console()
         self.bar: Progress | None = None
 
@@ -209,6 +214,8 @@ class Display(pl.Callback):
             self._print(self.keeper.rows[-1])
 
     def _print(self, row: dict[str, Any]) -> None:
+        if row["epoch"] % self.every:
+            return
         cells = (f"{form.format(row[name]):>{width}}" for name, _, width, form in self.COLUMNS)
         self.console.print("".join(cells), highlight=False)
 
@@ -217,3 +224,7 @@ class Display(pl.Callback):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Lightning does not tear down after an exception."""
+        self.teardown(trainer, pl_module, "fit")

@@ -30,24 +30,29 @@ def train(
     out: str | os.PathLike[str],
     *,
     console: Console | None = None,
+    report_every: int = 1,
     callbacks: list[pl.Callback] | None = None,
 ) -> Run:
-    """Train as `config` says, into the new run folder `out`."""
+    """Train as `config` says, into the new run folder `out`, with a line for every `report_every`-th epoch."""
     first_process = int(getattr(rank_zero_only, "rank", 0)) == 0
     if first_process:
         refuse_existing(Path(out))
     images = _images(config)
     described = images.describe()
     run = Run.create(out, config, described) if first_process else Run(Path(out), config, described)
-    return _fit(run, images, console, callbacks or [])
+    return _fit(run, images, console, report_every, callbacks or [])
 
 
 def resume(
-    path: str | os.PathLike[str], *, console: Console | None = None, callbacks: list[pl.Callback] | None = None
+    path: str | os.PathLike[str],
+    *,
+    console: Console | None = None,
+    report_every: int = 1,
+    callbacks: list[pl.Callback] | None = None,
 ) -> Run:
     """Go on with a run that was stopped or killed, to the very weights it would have reached."""
     run = Run.open(path)
-    return _fit(run, _images(run.config), console, callbacks or [])
+    return _fit(run, _images(run.config), console, report_every, callbacks or [])
 
 
 def _images(config: TrainingConfig) -> ImageData:
@@ -60,7 +65,7 @@ def _images(config: TrainingConfig) -> ImageData:
     )
 
 
-def _fit(run: Run, images: ImageData, console: Console | None, callbacks: list[pl.Callback]) -> Run:
+def _fit(run: Run, images: ImageData, console: Console | None, report_every: int, callbacks: list[pl.Callback]) -> Run:
     config = run.config
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
@@ -71,7 +76,7 @@ def _fit(run: Run, images: ImageData, console: Console | None, callbacks: list[p
     remaining = config.epochs - module.start.epoch
     if remaining <= 0:
         return run
-    trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console), *callbacks])
+    trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every), *callbacks])
     try:
         trainer.fit(module, datamodule=images)
     except InterruptedTraining as stop:
