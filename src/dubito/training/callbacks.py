@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -40,7 +42,6 @@ class RunKeeper(pl.Callback):
         self.best = float("inf")
         self._resumed: dict[str, torch.Tensor] | None = None
         self._interrupted = False
-        self._previous_handler: Any = None
         self._saved = self._step_began = time.monotonic()
 
     def resume(self, module: Classifier) -> Position:
@@ -55,14 +56,20 @@ class RunKeeper(pl.Callback):
         self._resumed = tensors
         return module.start
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen for Ctrl-C."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the first Ctrl-C asks for a clean stop and the second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._interrupted:  # a second Ctrl-C does not wait for the step
-            signal.signal(signal.SIGINT, self._previous_handler or signal.default_int_handler)
+        if self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = True
 
@@ -113,16 +120,6 @@ class RunKeeper(pl.Callback):
         tensors = {**_weights(module), **_optimizer_state(trainer.optimizers[0])}
         self.run.write_checkpoint("last", tensors, notes)
         self._saved = time.monotonic()
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stop listening."""
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGINT, self._previous_handler)
-            self._previous_handler = None
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Lightning does not tear down after an exception."""
-        self.teardown(trainer, pl_module, "fit")
 
 
 def _weights(module: Classifier) -> dict[str, torch.Tensor]:

@@ -78,7 +78,8 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         return run
     trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every), *callbacks])
     try:
-        trainer.fit(module, datamodule=images)
+        with keeper.listening():
+            trainer.fit(module, datamodule=images)
     except InterruptedTraining as stop:
         raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {run.path}") from None
     except NonFiniteError as error:

@@ -75,7 +75,7 @@ class ImageData(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Shuffled and augmented batches, from where a resumed training goes on."""
-        return _Epochs(self.batches(self.train_part, train=True), self.start)
+        return _Epochs(self)
 
     def val_dataloader(self) -> Any:
         """The validation part in order."""
@@ -83,20 +83,21 @@ class ImageData(pl.LightningDataModule):
 
 
 class _Epochs:
-    """Each iteration is the next epoch, the first one from the batch where the last process stopped.
+    """Each iteration is the Trainer's current epoch, the first one from the batch where the last process stopped.
 
-    It has no length, for the first epoch may be shorter than the others.
+    Lightning may ask for an iterator more than once per epoch, so this keeps no count of its own. It has no length,
+    for the first epoch may be shorter than the others.
     """
 
-    def __init__(self, batches: Batches, start: Progress) -> None:
-        self._batches = batches
-        self._next = Progress(start.epoch, start.batch)
+    def __init__(self, images: ImageData) -> None:
+        self._images = images
+        self._batches = images.batches(images.train_part, train=True)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self._batches.set_epoch(self._next.epoch)
-        first = self._next.batch
-        self._next = Progress(self._next.epoch + 1, 0)
-        return self._batches.iter_from(first)
+        trainer, start = self._images.trainer, self._images.start
+        epoch = trainer.current_epoch if trainer is not None else 0
+        self._batches.set_epoch(start.epoch + epoch)
+        return self._batches.iter_from(start.batch if epoch == 0 else 0)
 
 
 def _part(images: Dataset, index: Tensor) -> Dataset:
