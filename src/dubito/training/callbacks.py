@@ -53,6 +53,7 @@ class RunKeeper(pl.Callback):
         for name, value in notes["sums"].items():
             setattr(module.sums, name, value)
         self.rows, self.best = notes["rows"], notes["best"]
+        self.run.write_metrics(self.rows)  # a kill may have come between the checkpoint and this file
         self._resumed = tensors
         return module.start
 
@@ -91,12 +92,13 @@ class RunKeeper(pl.Callback):
         now = time.monotonic()
         pl_module.sums.seconds += now - self._step_began
         due = now - self._saved > self.minutes * 60
-        if self._interrupted or due:
-            at = pl_module.position(batch_idx + 1)
-            if trainer.is_global_zero and at.batch < pl_module._num_batches:
-                self.save(trainer, pl_module, at)
+        at = pl_module.position(batch_idx + 1)
+        if at.batch >= pl_module._num_batches:
+            return  # the epoch's end, with its validation and checkpoint, is next
+        if trainer.is_global_zero and (self._interrupted or due):
+            self.save(trainer, pl_module, at)
         if self._interrupted:
-            raise InterruptedTraining(f"Stopped in epoch {pl_module.position(batch_idx).epoch + 1}.")
+            raise InterruptedTraining(f"Stopped in epoch {at.epoch + 1}.")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The epoch's row of metrics, the checkpoint, and the best one if it is."""
@@ -113,6 +115,8 @@ class RunKeeper(pl.Callback):
                 self.run.write_checkpoint("best", _weights(pl_module), {"epoch": epoch})
             self.save(trainer, pl_module, Position(epoch, 0))
             self.run.write_metrics(self.rows)
+        if self._interrupted and epoch < pl_module.epochs:
+            raise InterruptedTraining(f"Stopped after epoch {epoch}.")
 
     def save(self, trainer: pl.Trainer, module: Classifier, at: Position) -> None:
         """Write last.safetensors."""

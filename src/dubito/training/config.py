@@ -179,6 +179,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(f"The configuration file {path} does not exist.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(f"The configuration file {path} cannot be read: {' '.join(str(error).split())}.") from None
+    if isinstance(content, dict) and isinstance(content.get("training"), dict):
+        content = content["training"]  # a run's own config.yaml
     if not isinstance(content, dict):
         raise OptionError(f"The configuration file {path} must hold settings as `name: value` lines.")
     return content

@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytorch_lightning as pl
@@ -34,12 +35,15 @@ def train(
     callbacks: list[pl.Callback] | None = None,
 ) -> Run:
     """Train as `config` says, into the new run folder `out`, with a line for every `report_every`-th epoch."""
-    first_process = int(getattr(rank_zero_only, "rank", 0)) == 0
-    if first_process:
+    first = _is_first_process()
+    if first:
         refuse_existing(Path(out))
     images = _images(config)
-    described = images.describe()
-    run = Run.create(out, config, described) if first_process else Run(Path(out), config, described)
+    run = Run(Path(out), config, images.describe())
+    with torch.device("meta"):
+        run.build()  # settings that do not fit each other are refused before anything is written
+    if first:
+        run.create()
     return _fit(run, images, console, report_every, callbacks or [])
 
 
@@ -53,6 +57,12 @@ def resume(
     """Go on with a run that was stopped or killed, to the very weights it would have reached."""
     run = Run.open(path)
     return _fit(run, _images(run.config), console, report_every, callbacks or [])
+
+
+def _is_first_process() -> bool:
+    """Whether no other process of a distributed training may write; asked before there is a Trainer."""
+    rank = int(getattr(rank_zero_only, "rank", 0))
+    return rank == 0 and int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))) == 0
 
 
 def _images(config: TrainingConfig) -> ImageData:
@@ -81,7 +91,7 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         with keeper.listening():
             trainer.fit(module, datamodule=images)
     except InterruptedTraining as stop:
-        raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {run.path}") from None
+        raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {quote(str(run.path))}") from None
     except NonFiniteError as error:
         kept = "The last good checkpoint is kept in" if run.has_checkpoint("last") else "No epoch was finished in"
         raise NonFiniteError(f"{error} {kept} {run.path}.") from None
@@ -115,7 +125,8 @@ def _module(run: Run, images: ImageData) -> Classifier:
 
 
 def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.Callback]) -> pl.Trainer:
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Ours are batches in memory; advice about workers of a DataLoader does not apply.
     warnings.filterwarnings("ignore", module="pytorch_lightning.*")
     processes = config.devices * config.num_nodes

@@ -53,24 +53,21 @@ class DataDescription:
 class Run:
     """A run folder.
 
-    `Run.create` makes a new one, `Run.open` reads an existing one and refuses what is not whole.
+    `Run(...).create()` makes a new one, `Run.open` reads an existing one and refuses what is not whole.
     """
 
-    def __init__(self, path: Path, config: TrainingConfig, data: DataDescription) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], config: TrainingConfig, data: DataDescription) -> None:
+        self.path = Path(path)
         self.config = config
         self.data = data
 
-    @classmethod
-    def create(cls, path: str | os.PathLike[str], config: TrainingConfig, data: DataDescription) -> Run:
-        """A new folder with configuration and environment; a folder that holds anything is left alone."""
-        folder = Path(path)
-        refuse_existing(folder)
-        run = cls(folder, config, data)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "environment.json", json.dumps(_environment(config), indent=2) + "\n")
-        write_atomically(folder / "config.yaml", _to_yaml({"training": config.to_dict(), "data": asdict(data)}))
-        return run
+    def create(self) -> None:
+        """Make the folder, with configuration and environment; one that holds anything is left alone."""
+        refuse_existing(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "environment.json", json.dumps(_environment(self.config), indent=2) + "\n")
+        content = {"training": self.config.to_dict(), "data": asdict(self.data)}
+        write_atomically(self.path / "config.yaml", _to_yaml(content))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:

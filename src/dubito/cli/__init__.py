@@ -1,0 +1,70 @@
+"""The command line: `dubito COMMAND`, a file for each command.
+
+Nothing here imports torch before a command has begun its work, so that help appears at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from dubito import __version__
+from dubito.cli import data, models, predict, train
+from dubito.cli.failure import Debug, guarded
+from dubito.cli.terminal import examples
+
+__all__ = ["app", "main", "run"]
+
+EXAMPLES = examples(
+    "dubito train --data digits --epochs 5 --out runs/first",
+    "dubito predict runs/first digits --sort epistemic",
+    note="`dubito COMMAND --help` explains a command.",
+)
+
+app = typer.Typer(
+    name="dubito",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    epilog=EXAMPLES,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dubito {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def dubito(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Bayesian convolutional networks that know what they do not know."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
+app.add_typer(data.app, name="data", epilog=data.EXAMPLES)
+app.command("models", epilog=models.EXAMPLES)(models.models)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name, and give its exit code."""
+    command = typer.main.get_command(app)
+    return guarded(lambda given: command.main(given, "dubito", standalone_mode=False), arguments)
+
+
+def main() -> NoReturn:
+    """The program `dubito`."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""`dubito data list` and `dubito data get`: what data sets there are, and bringing them here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.terminal import Column, examples, print_table, size
+
+if TYPE_CHECKING:
+    from dubito.data import Status
+
+__all__ = ["EXAMPLES", "app"]
+
+EXAMPLES = examples("dubito data list", "dubito data get mnist cifar10")
+_PLACES = (
+    "Data sets are looked for in DUBITO_MIRROR (a folder or URL), then in the cache (DUBITO_CACHE, else the user's "
+    "cache folder), then downloaded from their official sources into the cache."
+)
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def data(context: typer.Context, debug: Debug = False) -> None:
+    """List the data sets, or get one onto this machine."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list", epilog=examples("dubito data list", note=_PLACES))
+def list_(debug: Debug = False) -> None:
+    """List the data sets with their sizes, and where they are on this machine."""
+    from dubito.data import DATASETS, IMAGE_SIZE, status
+
+    columns = (
+        Column("name"),
+        Column("classes", number=True),
+        Column("image"),
+        Column("train", number=True),
+        Column("test", number=True),
+        Column("download", number=True),
+        Column("on disk"),
+    )
+    found = {name: status(name) for name in DATASETS}
+    rows = [
+        (
+            name,
+            f"{info.num_classes}",
+            f"{info.channels}x{IMAGE_SIZE}x{IMAGE_SIZE}",
+            f"{info.train_count:,}",
+            f"{info.test_count:,}",
+            size(info.download_size),
+            found[name].place,
+        )
+        for name, info in DATASETS.items()
+    ]
+    print_table(columns, rows)
+    typer.echo()
+    for name, info in DATASETS.items():
+        # Titles and folders are too long for a column.
+        folder = f" ({found[name].path})" if found[name].path else ""
+        typer.echo(f"{name}: {info.title}{folder}")
+    typer.echo("your own: --data FOLDER, with a sub-folder per class, or --data FILE.npz")
+
+
+@app.command("get", epilog=examples("dubito data get mnist", "dubito data get all", note=_PLACES))
+def get(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Names of data sets (see dubito data list), or all.")
+    ],
+    debug: Debug = False,
+) -> None:
+    """Bring data sets onto this machine, checked against their checksums."""
+    from dubito.data import DATASETS, dataset_info, fetch, status
+
+    chosen = list(DATASETS) if "all" in names else names
+    infos = [dataset_info(name) for name in chosen]  # a wrong name is told before anything is downloaded
+    for info in infos:
+        if info.files:
+            fetch(info.name)
+        typer.echo(_where(status(info.name)))
+
+
+def _where(found: Status) -> str:
+    if found.path is None:
+        return f"{found.name}: comes with scikit-learn, there is nothing to get"
+    return f"{found.name}: {found.path} ({found.place}, {size(found.bytes)})"

@@ -1,0 +1,144 @@
+"""From the arguments of a command to images: files, folders, globs and data sets, read batch by batch."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dubito.errors import DataError, DubitoError, OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dubito.training import DataDescription
+
+__all__ = ["Image", "Reader", "find_images"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that can be read: its name, its true class if known, and how to read it as (C, 32, 32) bytes."""
+
+    name: str
+    read: Callable[[], Tensor]
+    truth: str | None = None
+
+
+def find_images(arguments: Sequence[str], data: DataDescription) -> list[Image]:
+    """Every image that the arguments name, each once, to be read as the run's own data was."""
+    found: dict[str, Image] = {}
+    for argument in arguments:
+        found.update((image.name, image) for image in _images(argument, data))
+    return list(found.values())
+
+
+def _images(argument: str, data: DataDescription) -> Iterable[Image]:
+    from dubito.data import DATASETS
+
+    path = Path(argument).expanduser()
+    if argument in DATASETS or (path.suffix.lower() == ".npz" and path.is_file()):
+        return _of_dataset(argument, data.channels)
+    return (_of_file(file, data) for file in _files(argument, path))
+
+
+def _files(argument: str, path: Path) -> list[Path]:
+    from dubito.data import DATASETS
+    from dubito.data.images import IMAGE_SUFFIXES
+
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        return [path]
+    if glob.has_magic(argument):
+        matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(argument), recursive=True))]
+        files = [file for match in matches for file in (_in_folder(match, False) if match.is_dir() else [match])]
+        if not files:
+            raise DataError(f"No image matches {argument}.")
+        return list(dict.fromkeys(files))  # with ** a folder's files match, and so does the folder
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return [path]  # one missing file of many becomes a row with an error, like one that is broken
+    raise OptionError(
+        f"{argument} does not exist; give image files, folders, a quoted glob, or a data set's name "
+        f"({', '.join(DATASETS)})."
+    )
+
+
+def _in_folder(folder: Path, required: bool = True) -> list[Path]:
+    """The images in a folder and in those below it, without hidden ones."""
+    from dubito.data.images import IMAGE_SUFFIXES
+
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
+    )
+    if required and not files:
+        raise DataError(f"{folder} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}).")
+    return files
+
+
+def _of_file(path: Path, data: DataDescription) -> Image:
+    from dubito.data import read_image
+
+    # A file name may be any bytes, but what is printed and written must be text.
+    name = os.fsencode(path).decode("utf-8", "replace")
+    return Image(name, partial(read_image, path, data.channels, padding=data.padding))
+
+
+def _of_dataset(name: str, channels: int) -> Iterator[Image]:
+    from dubito.data import open_dataset
+
+    dataset = open_dataset(name).test()
+    images = _with_channels(dataset.images, channels)
+    for index, label in enumerate(dataset.labels.tolist()):
+        yield Image(f"{name}/test/{index}", partial(images.__getitem__, index), dataset.class_names[label])
+
+
+def _with_channels(images: Tensor, channels: int) -> Tensor:
+    """Gray images as colour or colour as gray, as Pillow does it with files."""
+    if images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1)
+    import torch
+
+    weights = torch.tensor([19595, 38470, 7471]).view(1, 3, 1, 1)  # ITU-R 601-2, in 16 bits
+    parts = [((part.int() * weights).sum(1, keepdim=True) + 0x8000 >> 16).byte() for part in images.split(1000)]
+    return torch.cat(parts)
+
+
+class Reader:
+    """Reads images into normalised batches, and remembers which could not be read and why."""
+
+    def __init__(self, images: Sequence[Image], data: DataDescription) -> None:
+        self.images = images
+        self.data = data
+        self.errors: dict[int, str] = {}
+
+    def batches(self, size: int, advance: Callable[[int], None] = lambda count: None) -> Iterator[Tensor]:
+        """Batches of at most `size` images; no more than one of them is in memory."""
+        import torch
+
+        from dubito.data import normalize
+
+        numbers = iter(range(len(self.images)))
+        while chunk := list(islice(numbers, size)):
+            read = [tensor for number in chunk if (tensor := self._read(number)) is not None]
+            if read:
+                yield normalize(torch.stack(read), self.data.mean, self.data.std)
+            advance(len(chunk))
+
+    def _read(self, number: int) -> Tensor | None:
+        try:
+            return self.images[number].read()
+        except (DubitoError, OSError) as error:
+            self.errors[number] = " ".join(str(error).split())
+            return None

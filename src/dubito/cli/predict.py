@@ -1,0 +1,224 @@
+"""`dubito predict`: labels with their uncertainty for images, as a table on the terminal and in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.inputs import Reader, find_images
+from dubito.cli.rows import Table, writer
+from dubito.cli.terminal import Column, examples, print_table, progress_bar, terminal_width
+from dubito.errors import DataError, OptionError, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dubito.uncertainty import Prediction
+
+__all__ = ["EXAMPLES", "SORTABLE", "predict"]
+
+EXAMPLES = examples(
+    "dubito predict runs/first photos/ --out predictions.csv",
+    "dubito predict runs/first 'photos/**/*.png' --sort epistemic --top 20",
+    "dubito predict runs/first digits --samples 100",
+    note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
+    "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets), and p_CLASS, the "
+    "probability of each class.",
+)
+
+MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
+SORTABLE = ("epistemic", "aleatoric", "entropy", "mutual_information", "confidence", "path")
+WIDE = 100
+"""Terminals narrower than this show no entropies."""
+REASONS = 5
+"""So many errors are told on stderr; rows have them all."""
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGES",
+            help="Image files, folders (and those in them), quoted globs, or a data set's name or .npz, of which "
+            "the test images are taken.",
+            show_default=False,
+        ),
+    ],
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file.", show_default=False
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Order of rows, in the table and the file: {', '.join(SORTABLE[:-1])} (the most uncertain first) or "
+            "path. [dim]\\[default: as given][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in memory at once.")] = 256,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws; the same command gives the same.")] = 0,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+    ] = "best",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Predict the class of images, with aleatoric and epistemic uncertainty."""
+    _check("--sort", sort, (None, *SORTABLE))
+    _check("--checkpoint", checkpoint, ("best", "last"))
+    write = writer(out) if out else None
+    from dubito.training.run import Run
+
+    opened = Run.open(run)
+    network = opened.load(checkpoint).to(_device(device))
+    reader = Reader(find_images(images, opened.data), opened.data)
+    with progress_bar("Predicting", len(reader.images)) as advance:
+        prediction = _predict(network, reader, samples, batch_size, seed, advance)
+    table = _sorted(_table(reader, prediction, opened.data.class_names), sort)
+    if write:
+        write(table)  # before anything is printed: whoever reads that may stop early
+    if prediction is not None:
+        _show(table, top, written=write is not None)
+    if write:
+        typer.echo(f"Wrote {len(reader.images):,} rows to {out}.")
+    _tell_errors(reader)
+
+
+def _check(name: str, value: str | None, valid: Sequence[str | None]) -> None:
+    if value not in valid:
+        raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        return device
+    except (RuntimeError, AssertionError):  # the latter if torch was built without
+        raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
+
+
+def _predict(network: Any, reader: Reader, samples: int, batch_size: int, seed: int, advance: Any) -> Prediction | None:
+    """The prediction of every image that can be read; None if there is none."""
+    import torch
+
+    import dubito
+
+    # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+    torch.set_flush_denormal(True)
+    batches = reader.batches(batch_size, advance)
+    first = next(batches, None)
+    if first is None:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    # One call for all batches: networks that draw their weights then use the same ones for every image.
+    inputs = chain([first], batches)
+    return dubito.predict(network, inputs, samples, generator=generator, batch_size=batch_size)
+
+
+def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[str]) -> Table:
+    """A row for each image, in the order of the arguments."""
+    count = len(reader.images)
+    readable = [number for number in range(count) if number not in reader.errors]
+
+    def column(values: Sequence[Any]) -> list[Any]:
+        whole: list[Any] = [None] * count
+        for number, value in zip(readable, values, strict=True):
+            whole[number] = value
+        return whole
+
+    def of(tensor: Tensor | None) -> list[Any]:
+        return column([] if tensor is None else _numbers(tensor))
+
+    labels = [] if prediction is None else [class_names[index] for index in prediction.label.tolist()]
+    table: Table = {"path": [image.name for image in reader.images], "label": column(labels)}
+    for name in MEASURES:
+        table[name] = of(getattr(prediction, name, None))
+    table["error"] = [reader.errors.get(number) for number in range(count)]
+    if any(image.truth is not None for image in reader.images):
+        table["truth"] = [image.truth for image in reader.images]
+    for index, name in enumerate(class_names):
+        table[f"p_{name}"] = of(prediction.probs[:, index] if prediction is not None else None)
+    return table
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    """A tensor as the shortest decimals that mean its single-precision numbers: 0.1, not 0.10000000149011612."""
+    return [float(text) for text in tensor.float().cpu().numpy().astype(str)]
+
+
+def _sorted(table: Table, by: str | None) -> Table:
+    """The rows in order, the most uncertain first, those with an error last."""
+    if by is None:
+        return table
+    values = table[by]
+    sign = 1 if by == "confidence" else -1
+
+    def key(number: int) -> Any:
+        if by == "path":
+            return values[number]
+        return (True, 0.0) if values[number] is None else (False, sign * values[number])
+
+    order = sorted(range(len(values)), key=key)
+    return {name: [column[number] for number in order] for name, column in table.items()}
+
+
+def _show(table: Table, top: int, written: bool) -> None:
+    """The first rows on the terminal."""
+    count = len(table["path"])
+    shown = range(count if top == 0 else min(top, count))
+    width = terminal_width()
+    columns = {"path": Column("path", fold=True), "label": Column("label")}
+    if "truth" in table:
+        columns["truth"] = Column("truth")
+    measures = MEASURES if width is None or width >= WIDE else MEASURES[:3]
+    columns |= {name: Column(name.replace("_", " "), number=True) for name in measures}
+    if width is None and any(table["error"][number] for number in shown):
+        columns["error"] = Column("error")  # a terminal has no room, but gets the reasons below the table
+    print_table(list(columns.values()), [[_cell(table, name, number) for name in columns] for number in shown])
+    if count > len(shown):
+        hint = "" if written else ", --out FILE writes them"
+        # A program that reads the table gets nothing but the table.
+        typer.echo(f"{count - len(shown):,} more rows; --top 0 shows all{hint}.", err=width is None)
+
+
+def _cell(table: Table, name: str, number: int) -> str:
+    value = table[name][number]
+    if value is None:
+        return "(unreadable)" if name == "label" else ""
+    if name == "error":
+        return str(value).removeprefix(table["path"][number]).strip()
+    if name in MEASURES:
+        return f"{value:.5f}" if name in ("aleatoric", "epistemic") else f"{value:.4f}"
+    return str(value)
+
+
+def _tell_errors(reader: Reader) -> None:
+    """Say on stderr what could not be read; nothing at all is an error."""
+    total, failed = len(reader.images), len(reader.errors)
+    if not failed:
+        return
+    reasons = list(reader.errors.values())
+    if failed == total:
+        raise DataError(f"None of the {total} images could be read: {reasons[0]}" if total > 1 else reasons[0])
+    for reason in reasons[:REASONS]:
+        typer.echo(reason, err=True)
+    more = f"; these were the first {REASONS}" if failed > REASONS else ""
+    typer.echo(f"{failed:,} of {total:,} images could not be read{more}.", err=True)

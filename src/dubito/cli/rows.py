@@ -1,0 +1,85 @@
+"""A table of predictions, and writing it as CSV, JSON Lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dubito.errors import DubitoError, OptionError
+
+__all__ = ["Table", "writer"]
+
+Table = dict[str, list[Any]]
+"""Columns by name, all equally long; None is a missing value."""
+
+
+def writer(path: Path) -> Callable[[Table], None]:
+    """What writes a table to `path` in the format that its suffix names; what cannot work is refused at once."""
+    formats = {".csv": _to_csv, ".jsonl": _to_json_lines, ".ndjson": _to_json_lines, ".parquet": _to_parquet}
+    suffix = path.suffix.lower()
+    if suffix not in formats:
+        raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(formats)}.")
+    if path.is_dir():
+        raise OptionError(f"--out is {path}, which is a folder, but must be a file.")
+    _check_writable(path)
+    if suffix == ".parquet":
+        _pyarrow()
+
+    def write(table: Table) -> None:
+        from dubito.training.run import write_atomically
+
+        try:
+            write_atomically(path, formats[suffix](table))
+        except OSError as error:  # which would name the temporary file
+            raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
+
+    return write
+
+
+def _check_writable(path: Path) -> None:
+    """An error before hours of work rather than after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DubitoError(f"{path.parent} cannot be made: {error.strerror}.") from None
+    if not os.access(path.parent, os.W_OK):
+        raise DubitoError(f"{path} cannot be written: its folder does not allow it.")
+
+
+def _to_csv(table: Table) -> bytes:
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(table)
+    lines.writerows(zip(*table.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _to_json_lines(table: Table) -> bytes:
+    rows = zip(*table.values(), strict=True)
+    return "".join(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _to_parquet(table: Table) -> bytes:
+    arrow, parquet = _pyarrow()
+    text = ("path", "label", "truth", "error")
+    # Types are given, for a column without any value has none of its own.
+    columns = {
+        name: arrow.array(values, arrow.string() if name in text else arrow.float64()) for name, values in table.items()
+    }
+    buffer = io.BytesIO()
+    parquet.write_table(arrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DubitoError("Parquet needs pyarrow, which is missing: pip install 'dubito[parquet]'.") from None
+    return pyarrow, parquet

@@ -1,0 +1,82 @@
+"""Tables and progress bars, for people at a terminal and for files and pipes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Column", "examples", "print_table", "progress_bar", "size", "terminal_width"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's title, whether it holds numbers, and whether it may be folded where a terminal is narrow."""
+
+    title: str
+    number: bool = False
+    fold: bool = False
+
+
+def examples(*commands: str, note: str = "") -> str:
+    """What stands below a command's help: examples, and perhaps a note."""
+    lines = [f"[bold]Example{'s' * (len(commands) > 1)}[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)]
+    return "\n".join([*lines, "", note] if note else lines)
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that output goes to, None if it goes elsewhere."""
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: fitted to a terminal, else every cell in full, for whatever reads it."""
+    if terminal_width() is None:
+        _print_plainly(columns, rows)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        justify: Any = "right" if column.number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=not column.fold, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # as text, a name with brackets is no markup
+    Console().print(table, crop=False)
+
+
+def _print_plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    lines = [[column.title for column in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if column.number else cell.ljust(width)
+            for column, cell, width in zip(columns, line, widths, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Any]:
+    """A bar on stderr that disappears when done; gives a function that moves it on."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def size(count: int) -> str:
+    """Bytes for people.
+
+    >>> size(170_052_171)
+    '170 MB'
+    """
+    if not count:
+        return "-"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"

@@ -1,0 +1,216 @@
+"""`dubito train`: a flag for every field of `TrainingConfig`, and what is said before and after a training."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from dubito.cli.failure import INTERRUPTED, Debug, UsageError, is_main_process
+from dubito.cli.terminal import examples
+from dubito.errors import OptionError
+from dubito.training.config import PRESETS, TrainingConfig, configure
+
+if TYPE_CHECKING:
+    from dubito.training import Run
+
+__all__ = ["EXAMPLES", "train"]
+
+EXAMPLES = examples(
+    "dubito train --data digits --epochs 5 --out runs/first",
+    "dubito train --data cifar10 --model alexnet --preset paper --seed 1",
+    "dubito train --config settings.yaml --temperature 1",
+    "dubito train --resume runs/first",
+    note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly; --resume goes on as if "
+    "nothing had happened.",
+)
+
+OUT_VARIABLE = "DUBITO_OUT"
+"""Tells the other processes of a distributed training which folder the first one chose."""
+
+PANELS = {
+    "model": "What is trained",
+    "epochs": "Optimisation",
+    "activation": "Network and posterior",
+    "kl_schedule": "Free energy",
+    "validation_fraction": "Validation",
+    "seed": "Seed and machine",
+    "checkpoint_minutes": "Run folder",
+}
+"""The settings from which on a new panel of the help begins."""
+
+
+def train(**given: Any) -> None:
+    """Train a network into a run folder, or go on with a training that was stopped."""
+    preset, file, resume, out = (given.pop(name) for name in ("preset", "config", "resume", "out"))
+    del given["debug"]  # which is no setting
+    if resume is not None:
+        others = {"preset": preset, "config": file, "out": out, **given}
+        _refuse_others([name for name, value in others.items() if value is not None])
+        _resume(Path(resume))
+    else:
+        config = configure(preset or "default", file, **given)
+        _train(config, preset or "default", out)
+
+
+def _signature() -> inspect.Signature:
+    """A flag for each setting; None leaves it to preset and YAML file."""
+    own = {
+        "preset": (str, _option("NAME", f"Named settings: {' or '.join(PRESETS)}.", "default")),
+        "config": (Path, _option("FILE", "YAML file with settings, `name: value` lines.")),
+        "out": (Path, _option("FOLDER", "The new run folder.", "runs/DATA-MODEL-INFERENCE-SEED")),
+        "resume": (Path, _option("RUN", "Go on with this run folder; takes no other setting.")),
+    }
+    parameters = [_parameter(name, kind | None, option) for name, (kind, option) in own.items()]
+    parameters.append(_parameter("debug", Debug, default=False))
+    kinds = get_type_hints(TrainingConfig)
+    panel = ""
+    for field in fields(TrainingConfig):
+        panel = PANELS.get(field.name, panel)
+        kind = kinds[field.name]
+        plain = kind if kind in (int, float, bool) else str  # choices are checked by `configure`, as in a YAML file
+        metavar = {int: "N", float: "NUMBER", bool: None}.get(kind, "NAME")
+        option = _option(metavar, field.metadata["help"], _defaults(field.name, field.default), panel)
+        parameters.append(_parameter(field.name, plain | None, option))
+    return inspect.Signature(parameters)
+
+
+def _parameter(name: str, kind: Any, option: Any = None, default: Any = None) -> inspect.Parameter:
+    annotation = kind if option is None else Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option(metavar: str | None, help: str, default: str = "", panel: str | None = None) -> Any:
+    shown = f"{help} [dim]\\[default: {default}][/dim]" if default else help
+    return typer.Option(metavar=metavar, help=shown, rich_help_panel=panel, show_default=False)
+
+
+def _defaults(name: str, default: Any) -> str:
+    """The value of the preset `default`, and of the others where they differ."""
+    others = {preset: values[name] for preset, values in PRESETS.items() if values.get(name, default) != default}
+    return "; ".join([_shown(default), *(f"{preset}: {_shown(value)}" for preset, value in others.items())])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+train.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _refuse_others(names: list[str]) -> None:
+    if names:
+        flags = " and ".join("--" + name.replace("_", "-") for name in names)
+        raise UsageError(f"--resume goes on with the run's own settings, so {flags} cannot be given with it")
+
+
+def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
+    from dubito import training
+    from dubito.data import open_dataset
+    from dubito.training.run import refuse_existing
+
+    folder = _folder(config, out)
+    if is_main_process():
+        refuse_existing(folder)
+    open_dataset(config.data)  # reads nothing yet, but refuses what is none
+    kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
+    _say(f"Training a {kind} {config.model} on {config.data} (preset {preset}, seed {config.seed}).")
+    # Not before the data is read are its images counted, hence the callback.
+    run = _ending_cleanly(folder, lambda: training.train(config, folder, callbacks=[_announcement(config)]))
+    _summarize(run)
+
+
+def _resume(folder: Path) -> None:
+    from dubito import training
+
+    run = training.Run.open(folder)
+    epochs = run.config.epochs
+    done = run.read_checkpoint("last")[1]["progress"]["epoch"] if run.has_checkpoint("last") else 0
+    if done >= epochs:
+        _say(f"{folder} is finished: all of its {epochs} epochs are done, so there is nothing to resume.")
+    else:
+        _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {done} of {epochs} epochs done.")
+        run = _ending_cleanly(folder, lambda: training.resume(folder, callbacks=[_announcement(run.config)]))
+    _summarize(run)
+
+
+def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
+    """The trained run; Ctrl-C ends the program with a sentence that says how to go on."""
+    from dubito import training
+
+    try:
+        return work()
+    except training.InterruptedTraining as stop:
+        message = str(stop)
+    except SystemExit:  # Lightning's answer to a second Ctrl-C
+        message = f"Stopped at once. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
+    if is_main_process():
+        typer.echo(message, err=True)
+    # Not `typer.Exit`, after which "Interrupted." would be printed too.
+    sys.exit(INTERRUPTED)
+
+
+def _folder(config: TrainingConfig, out: Path | None) -> Path:
+    """The run folder; one without a given name is chosen once, by the first process."""
+    if out is None and not is_main_process() and OUT_VARIABLE in os.environ:
+        return Path(os.environ[OUT_VARIABLE])
+    if out is None and config.num_nodes > 1:
+        raise OptionError("--num-nodes is above 1, so give --out: all machines must use the same folder.")
+    folder = out or next(folder for folder in _names(config) if not folder.exists())
+    if config.devices > 1:
+        os.environ[OUT_VARIABLE] = str(folder)
+    return folder
+
+
+def _names(config: TrainingConfig) -> Iterator[Path]:
+    """Names for a run folder: runs/DATA-MODEL-INFERENCE-SEED, then the same with -2, -3 and so on."""
+    name = f"{Path(config.data).expanduser().resolve().stem}-{config.model}-{config.inference}-{config.seed}"
+    return (Path("runs") / f"{name}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(2))))
+
+
+def _announcement(config: TrainingConfig) -> Any:
+    """A callback that says what is trained on as soon as the data is read."""
+    from pytorch_lightning.callbacks import LambdaCallback
+
+    def announce(trainer: Any, module: Any) -> None:
+        images = trainer.datamodule
+        kept, held_out = len(images.train_part), len(images.validation_part)
+        parameters = sum(parameter.numel() for parameter in module.network.parameters())
+        classes = images.train_part.num_classes
+        _say(f"{kept:,} training and {held_out:,} validation images of {classes} classes; {parameters:,} parameters.")
+        if config.inference == "vi":
+            exact = "the exact free energy" if config.temperature == 1 else "1 would be the exact free energy"
+            _say(f"Temperature {config.temperature:g} ({exact}), prior {config.prior}.")
+
+    return LambdaCallback(on_fit_start=announce)
+
+
+def _summarize(run: Run) -> None:
+    rows = run.metrics()
+    if rows:
+        best = min(rows, key=lambda row: row["val_nll"])
+        _say(
+            f"Best epoch {best['epoch']:.0f} of {len(rows)}: validation accuracy {best['val_accuracy']:.2%}, "
+            f"NLL {best['val_nll']:.4f}, ECE {best['val_ece']:.4f}."
+        )
+    _say(f"The run is in {run.path}.")
+    _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def _say(text: str) -> None:
+    if is_main_process():
+        typer.echo(text)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import dubito as package
+from dubito.cli.inputs import _with_channels
+from dubito.data import load, normalize, read_image
+from dubito.training import Run
+
+COLUMNS = ["path", "label", "confidence", "aleatoric", "epistemic", "entropy", "mutual_information", "error"]
+PROBABILITIES = [f"p_{digit}" for digit in range(10)]
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8") as lines:
+        rows: list[dict[str, Any]] = list(csv.DictReader(lines))
+    for row in rows:
+        for name, value in row.items():
+            if value == "":
+                row[name] = None
+            elif name not in ("path", "label", "error", "truth"):
+                row[name] = float(value)
+    return rows
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".csv":
+        return read_csv(path)
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_files_are_predicted_as_the_library_does_it(dubito, trained: Path, pictures: list[Path]) -> None:
+    result = dubito("predict", trained, *pictures, "--samples", 7, "--seed", 3, "--out", "table.csv")
+    assert result.code == 0
+    assert "Wrote 6 rows to table.csv." in result.out
+    rows = read(Path("table.csv"))
+    assert list(rows[0]) == COLUMNS + PROBABILITIES
+    assert [row["path"] for row in rows] == [str(path) for path in pictures]
+    data = Run.open(trained).data
+    inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), data.mean, data.std)
+    torch.set_flush_denormal(True)
+    expected = package.predict(package.load(trained), inputs, 7, generator=torch.Generator().manual_seed(3))
+    assert [row["label"] for row in rows] == [str(label) for label in expected.label.tolist()]
+    for name in COLUMNS[2:7]:
+        assert [row[name] for row in rows] == pytest.approx(getattr(expected, name).tolist(), rel=1e-6, abs=1e-9)
+    probs = torch.tensor([[row[name] for name in PROBABILITIES] for row in rows])
+    torch.testing.assert_close(probs, expected.probs, rtol=1e-6, atol=1e-9)
+
+
+def test_folders_globs_and_files_give_the_same_rows(dubito, trained: Path, pictures: list[Path]) -> None:
+    (pictures[0].parent / "notes.txt").write_text("no image")
+    (pictures[0].parent / ".hidden.png").write_text("no image")
+    arguments = {
+        "files": [str(path) for path in pictures],
+        "folder": ["pictures"],
+        "glob": ["pictures/**/*.png"],
+        "both": ["pictures/?.png", "pictures"],
+    }
+    tables = {}
+    for name, images in arguments.items():
+        assert dubito("predict", trained, *images, "--out", f"{name}.csv").code == 0
+        tables[name] = [(Path(row["path"]).resolve(), row["confidence"]) for row in read(Path(f"{name}.csv"))]
+    assert tables["files"] == tables["folder"] == tables["glob"] == tables["both"]
+
+
+def test_a_data_set_has_the_truth(dubito, trained: Path) -> None:
+    assert dubito("predict", trained, "digits", "--out", "table.csv", "--batch-size", 100).code == 0
+    rows = read(Path("table.csv"))
+    test = load("digits", "test")
+    assert [row["path"] for row in rows] == [f"digits/test/{index}" for index in range(len(test))]
+    assert [row["truth"] for row in rows] == [test.class_names[label] for label in test.labels.tolist()]
+    assert sum(row["label"] == row["truth"] for row in rows) > 0.2 * len(rows)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".parquet"])
+def test_every_format_holds_the_same_rows(dubito, trained: Path, pictures: list[Path], suffix: str) -> None:
+    broken = pictures[0].with_name('broken,"näme".png')
+    broken.write_bytes(b"nonsense")
+    tables = []
+    for end in (".csv", suffix):
+        assert dubito("predict", trained, "pictures", "--out", f"new/table{end}").code == 0
+        tables.append(read(Path(f"new/table{end}")))
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 7
+    assert [path.name for path in Path("new").iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_unreadable_image_becomes_a_row_and_the_rest_goes_on(dubito, trained: Path, pictures: list[Path]) -> None:
+    pictures[1].write_bytes(pictures[1].read_bytes()[:60])
+    result = dubito("predict", trained, *pictures, "missing.png", "--out", "table.jsonl")
+    assert result.code == 0
+    rows = read(Path("table.jsonl"))
+    failed = [row for row in rows if row["error"]]
+    assert [row["path"] for row in failed] == [str(pictures[1]), "missing.png"]
+    assert all(row[name] is None for row in failed for name in ("label", "confidence", "epistemic", "p_0"))
+    assert failed[1]["error"] == "missing.png does not exist."
+    assert sum(row["confidence"] is not None for row in rows) == 5
+    assert "2 of 7 images could not be read." in result.err
+    assert "cannot be read as an image" in result.out
+    assert "(unreadable)" in result.out
+
+
+def test_nothing_readable_is_an_error_but_still_a_table(dubito, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"nonsense")
+    result = dubito("predict", trained, "broken.png", "missing.png", "--out", "table.parquet")
+    assert result.code == 1
+    assert result.err.startswith("None of the 2 images could be read: broken.png cannot be read as an image")
+    assert [row["path"] for row in read(Path("table.parquet"))] == ["broken.png", "missing.png"]
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [("*.png", "No image matches *.png"), ("empty", "empty holds no images"), ("mnits", "a data set's name (digits,")],
+)
+def test_no_images_is_an_error(dubito, trained: Path, tmp_path: Path, images: str, words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    result = dubito("predict", trained, images)
+    assert result.code == 1
+    assert words in result.err
+
+
+def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, trained: Path) -> None:
+    for name, descending in (("epistemic", True), ("mutual_information", True), ("confidence", False)):
+        result = dubito("predict", trained, "digits", "--sort", name, "--top", 4, "--out", "table.csv")
+        values = [row[name] for row in read(Path("table.csv"))]
+        assert values == sorted(values, reverse=descending)
+        assert len(values) == 359
+        assert result.out.count("digits/test/") == 4
+        assert result.err == "355 more rows; --top 0 shows all.\n"
+    assert dubito("predict", trained, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
+
+
+def test_the_seed_decides_the_numbers(dubito, trained: Path, pictures: list[Path]) -> None:
+    outputs = [dubito("predict", trained, "pictures", "--seed", seed).out for seed in (1, 1, 2)]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_the_last_checkpoint_can_be_asked_for(dubito, trained: Path, pictures: list[Path]) -> None:
+    assert dubito("predict", trained, "pictures", "--checkpoint", "last").code == 0
+
+
+def test_an_unknown_device_is_refused(dubito, trained: Path) -> None:
+    result = dubito("predict", trained, "digits", "--device", "abacus")
+    assert result.code == 1
+    assert "--device is 'abacus'" in result.err
+
+
+def test_a_narrow_terminal_cuts_nothing_off(
+    dubito, trained: Path, tmp_path: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    pictures[0].parent.rename(long)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for width in (80, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", dubito("predict", trained, long.name).out).splitlines()
+        assert all(len(line) <= width for line in lines)
+        assert "".join(line.split()[0] for line in lines if "x" in line).count("x") == 6 * 90
+
+
+def test_colour_becomes_gray_as_in_pillow_and_gray_colour() -> None:
+    colour = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    gray = _with_channels(colour, 1)
+    for image, expected in zip(gray, colour, strict=True):
+        pillow = Image.fromarray(expected.permute(1, 2, 0).numpy()).convert("L")
+        assert image.flatten().tolist() == list(pillow.tobytes())
+    assert torch.equal(_with_channels(gray, 3), gray.repeat(1, 3, 1, 1))

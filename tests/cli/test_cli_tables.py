@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dubito.data import registry
+
+
+def test_models_lists_every_network_with_its_parameters(dubito) -> None:
+    lines = dubito("models").out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["lenet5", "alexnet", "vgg16"]
+    assert lines[1].split() == ["lenet5", "7", "5", "61,706", "123,412", "416,520"]
+
+
+@pytest.mark.parametrize(("inference", "column"), [("frequentist", 3), ("vi", 4)])
+def test_the_parameters_are_those_of_the_built_networks(dubito, inference: str, column: int) -> None:
+    from dubito.models import build
+
+    lines = dubito("models", "--classes", 7, "--channels", 3).out.splitlines()
+    network = build("lenet5", 7, 3, inference)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert lines[1].split()[column] == f"{parameters:,}"
+
+
+def test_a_network_is_shown_layer_by_layer(dubito) -> None:
+    lines = dubito("models", "--model", "alexnet", "--channels", 3, "--classes", 100).out.splitlines()
+    assert lines[1].split() == ["1", "conv", "11x11", "64", "4", "5", "3x32x32", "64x8x8", "23,296", "1,486,848"]
+    assert lines[2].split() == ["2", "pool", "2x2", "2", "64x8x8", "64x4x4"]
+    assert lines[9].split() == ["9", "linear", "100", "128", "100", "12,900", "12,800"]
+    assert lines[10].split()[0] == "total"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A mirror with files of the right names for mnist; every other source is a closed port of this machine."""
+    folder = tmp_path / "mirror" / "mnist"
+    folder.mkdir(parents=True)
+    for file in registry.DATASETS["mnist"].files:
+        (folder / file.name).write_bytes(bytes(1000))
+    closed = {
+        name: dataclasses.replace(info, sources=("http://127.0.0.1:9/",)) for name, info in registry.DATASETS.items()
+    }
+    monkeypatch.setattr(registry, "DATASETS", closed)
+    monkeypatch.setenv("DUBITO_MIRROR", str(folder.parent))
+    return folder.parent
+
+
+def test_data_list_says_what_there_is_and_where(dubito, mirror: Path) -> None:
+    result = dubito("data", "list")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == list(registry.DATASETS)
+    assert lines[2].split() == ["mnist", "10", "1x32x32", "60,000", "10,000", "12", "MB", "mirror"]
+    assert [line.split()[-1] for line in lines[1:6]] == ["embedded", "mirror", "absent", "absent", "absent"]
+    assert f"mnist: handwritten digits ({mirror / 'mnist'})" in lines
+
+
+def test_data_get_says_where_the_files_are(dubito, mirror: Path) -> None:
+    result = dubito("data", "get", "mnist", "digits")
+    assert result.code == 0
+    assert result.out.splitlines() == [
+        f"mnist: {mirror / 'mnist'} (mirror, 4 kB)",
+        "digits: comes with scikit-learn, there is nothing to get",
+    ]
+
+
+def test_data_that_cannot_be_had_ends_in_a_sentence(dubito, mirror: Path) -> None:
+    result = dubito("data", "get", "all")
+    assert result.code == 1
+    assert result.err.startswith("data set 'fashion-mnist' is not in the cache")
+    assert result.err.count("\n") == 1
