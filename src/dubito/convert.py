@@ -59,24 +59,39 @@ def to_bayesian(module: nn.Module, *, head: str | Head | None = None, **bayesian
     """
     if any(not bool(p.isfinite().all()) for p in module.parameters() if not p.is_meta):
         raise NonFiniteError(f"The network cannot be made Bayesian: {describe_non_finite(module)}")
-    replaced: dict[int, nn.Module] = {}
-    converted = _convert(copy.deepcopy(module), bayesian, replaced)
+    converted = _convert(copy.deepcopy(module), bayesian, {}, {})
     return converted if head is None else attach_head(converted, head)
 
 
-def _convert(module: nn.Module, bayesian: BayesianOptions, replaced: dict[int, nn.Module]) -> nn.Module:
-    """`module` with its layers replaced in place; `replaced` remembers by identity, so that shared ones stay shared."""
+def _convert(
+    module: nn.Module, bayesian: BayesianOptions, replaced: dict[int, nn.Module], stds: dict[int, nn.Parameter]
+) -> nn.Module:
+    """`module` with its layers replaced in place.
+
+    `replaced` remembers modules by identity, so that shared ones stay shared; `stds` the standard deviations by their
+    mean's, so that tied weights have one posterior.
+    """
     if id(module) not in replaced:
         if type(module) in TWINS:
-            replaced[id(module)] = _twin(module, bayesian)
+            replaced[id(module)] = _twin(module, bayesian, stds)
         else:
             replaced[id(module)] = module
-            for name, child in module.named_children():
-                setattr(module, name, _convert(child, bayesian, replaced))
+            _leave_fused_path(module)
+            for name, child in module._modules.items():  # named_children would skip a child's second name
+                if child is not None:
+                    module._modules[name] = _convert(child, bayesian, replaced, stds)
     return replaced[id(module)]
 
 
-def _twin(layer: nn.Module, bayesian: BayesianOptions) -> BayesLayer:
+def _leave_fused_path(module: nn.Module) -> None:
+    """Keep torch's transformer from reading its linear layers' weights instead of calling them."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        module.activation_relu_or_gelu = 0
+    elif isinstance(module, nn.TransformerEncoder):
+        module.use_nested_tensor = False
+
+
+def _twin(layer: nn.Module, bayesian: BayesianOptions, stds: dict[int, nn.Parameter]) -> BayesLayer:
     """The Bayesian twin of one layer, on its device, in its dtype and mode, with its own parameters as means."""
     weight: nn.Parameter = layer.weight  # type: ignore[assignment]
     bias: nn.Parameter | None = layer.bias  # type: ignore[assignment]
@@ -86,4 +101,5 @@ def _twin(layer: nn.Module, bayesian: BayesianOptions) -> BayesLayer:
         options["output_padding"] = layer.output_padding
     twin = TWINS[type(layer)](**options, bias=bias is not None, device=weight.device, dtype=weight.dtype, **bayesian)
     twin.adopt(weight, bias, bayesian.get("prior", "standard"))
+    twin.tie_stds(stds)
     return twin.train(layer.training)

@@ -22,7 +22,7 @@ __all__ = ["kl_divergence"]
 def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     """KL[q || p] of every Bayesian layer below `module`, each once, as a scalar in nats.
 
-    A layer or a tensor of weights that is used in several places counts once. A network without Bayesian layers has
+    A layer or a posterior that is used in several places counts once. A network without Bayesian layers has
     divergence 0. Half-precision weights give a float32 result.
 
     Args:
@@ -66,11 +66,12 @@ def _groups(module: nn.Module) -> dict[_Kind, list[_Layer]]:
     from dubito.layers import BayesLayer
 
     groups: dict[_Kind, list[_Layer]] = defaultdict(list)
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for layer in module.modules():  # yields a shared module once
         if isinstance(layer, BayesLayer):
-            posteriors = {name: q for name, q in layer.posteriors().items() if id(q.mean) not in seen}
-            seen.update(id(q.mean) for q in posteriors.values())
+            # Weights that share their mean alone are drawn apart, so they are two random variables.
+            posteriors = {n: q for n, q in layer.posteriors().items() if (id(q.mean), id(q.free)) not in seen}
+            seen.update((id(q.mean), id(q.free)) for q in posteriors.values())
             if posteriors:
                 first = next(iter(posteriors.values()))
                 kind = _Kind(type(layer.prior), first.parameterization, first.mean.dtype, first.mean.device)
@@ -92,11 +93,10 @@ def _of_group(kind: type[Prior], layers: list[_Layer], samples: int | None) -> T
 
 
 def _concatenate(posteriors: list[Posterior]) -> Posterior:
-    """One posterior over all weights, end to end; in at least float32, for squares and sums overflow below it."""
-    dtype = torch.promote_types(posteriors[0].mean.dtype, torch.float32)
+    """One posterior over all weights, end to end, in their own dtype: the floor of `alpha` depends on it."""
     return Posterior(
-        torch.cat([q.mean.reshape(-1) for q in posteriors]).to(dtype),
-        torch.cat([q.free.reshape(-1) for q in posteriors]).to(dtype),
+        torch.cat([q.mean.reshape(-1) for q in posteriors]),
+        torch.cat([q.free.reshape(-1) for q in posteriors]),
         posteriors[0].parameterization,
     )
 
@@ -105,7 +105,7 @@ def _require_finite(total: Tensor, module: nn.Module) -> None:
     if torch.compiler.is_compiling() or total.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(total):
         return
     if not bool(total.isfinite()):
-        raise NonFiniteError(f"The KL divergence is {float(total)}: {describe_non_finite(module)}")
+        raise NonFiniteError(f"The KL divergence is {total.item()}: {describe_non_finite(module)}")
 
 
 def describe_non_finite(module: nn.Module) -> str:

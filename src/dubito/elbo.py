@@ -87,7 +87,7 @@ class ELBO:
                 likelihoods.append(head.log_likelihood(outputs, targets))
         nll = -torch.stack(likelihoods).mean()
         kl = kl_divergence(model, samples=self.kl_samples)
-        return FreeEnergy(nll + kl_weight / self.num_data * kl, nll, kl, _mean_log_probs(log_probs))
+        return FreeEnergy(nll + kl_weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
 
 def _mean_log_probs(draws: list[Tensor]) -> Tensor | None:

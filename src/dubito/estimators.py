@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,7 +73,7 @@ class Local(Estimator):
         bias = posteriors["bias"].variance if "bias" in posteriors else None
         if _compute_dtype(x) is torch.float16:
             # float16 holds neither the square of 0.0002 nor that of 300
-            with torch.autocast(x.device.type, enabled=False):
+            with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
                 return layer.linear_map(x.float().square(), weight, bias, *arguments)
         return layer.linear_map(x.square(), weight.to(x.dtype), None if bias is None else bias.to(x.dtype), *arguments)
 
@@ -107,12 +107,12 @@ class Weight(Estimator):
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, mu + sigma * eps), by groups of the batch."""
-        groups = x.tensor_split(self.draws) if self.draws > 1 and layer.is_batched(x) else (x,)
+        groups = x.tensor_split(self.draws) if self.draws > 1 and layer.is_batched(x) and len(x) else (x,)
         outputs, noise = [], None
         for index, group in enumerate(groups):
             mirrored = self.antithetic and index % 2 == 1 and noise is not None
             noise = {k: -v for k, v in noise.items()} if mirrored and noise else layer.weight_noise()
-            if len(group) > 0 or len(groups) == 1:
+            if len(group) or len(groups) == 1:
                 outputs.append(layer.linear_map(group, *layer.draw(noise), *arguments))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -150,7 +150,7 @@ def make_estimator(given: str | Estimator, **options: Any) -> Estimator:
         if options:
             raise OptionError(f"The estimator {given} is complete, but got {', '.join(options)} beside it.")
         return given
-    if given not in ESTIMATORS:
+    if not isinstance(given, str) or given not in ESTIMATORS:
         raise OptionError(unknown("estimator", given, ESTIMATORS))
     try:
         return ESTIMATORS[given](**options)

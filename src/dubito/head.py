@@ -103,7 +103,8 @@ class ClassificationHead(Head):
 
 
 def categorical_log_likelihood(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """log p(y) of each example from log-probabilities (N, C, ...) and targets, as (N,)."""
+    """log p(y) of each example from log-probabilities (N, C, ...) and targets, as (N,), in at least float32."""
+    log_probs = at_least_single(log_probs)
     class_numbers = (log_probs.shape[0], *log_probs.shape[2:])
     if targets.is_floating_point() and targets.shape == log_probs.shape:
         picked = (targets * log_probs).sum(1)
@@ -194,17 +195,20 @@ class KendallGalHead(ClassificationHead):
         return mean, softplus(free)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """Log of the mean over the drawn logits' softmax."""
+        """Log of the mean over the drawn logits' softmax, with noise of its own for every example."""
+        return self._integrate(outputs, outputs.shape[0]).to(outputs.dtype)
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        """Mean over the drawn logits' softmax, with noise that all examples share: no batch size changes it."""
+        return self._integrate(outputs, 1).exp().to(outputs.dtype)
+
+    def _integrate(self, outputs: Tensor, noises: int) -> Tensor:
         mean, variance = (at_least_single(t) for t in self.logit_moments(outputs))
-        noise = torch.randn((self.samples, *mean.shape), dtype=mean.dtype, device=mean.device)
+        noise = torch.randn((self.samples, noises, *mean.shape[1:]), dtype=mean.dtype, device=mean.device)
         # variance = softplus(...) may underflow to 0, where the root has no gradient
         logits = torch.addcmul(mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt(), noise)
         drawn = torch.log_softmax(logits, 2)
-        return (torch.logsumexp(drawn, 0) - math.log(self.samples)).to(outputs.dtype)
-
-    def probs(self, outputs: Tensor) -> Tensor:
-        """The exponential of :meth:`log_probs`."""
-        return self.log_probs(outputs).exp()
+        return torch.logsumexp(drawn, 0) - math.log(self.samples)
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ class GaussianHead(Head):
                 f"The targets have shape {tuple(targets.shape)}, but must have that of the outputs, "
                 f"{tuple(outputs.shape)}."
             )
-        density = F.mse_loss(outputs, targets, reduction="none") / (-2 * self.std**2)
+        density = F.mse_loss(at_least_single(outputs), at_least_single(targets), reduction="none") / (-2 * self.std**2)
         density = density - math.log(self.std) - math.log(2 * math.pi) / 2
         return density.flatten(1).sum(1) if density.dim() > 1 else density
 
@@ -250,7 +254,7 @@ def get_head(head: str | Head) -> Head:
     """
     if isinstance(head, Head):
         return head
-    if head not in HEADS:
+    if not isinstance(head, str) or head not in HEADS:
         raise OptionError(unknown("head", head, HEADS))
     return HEADS[head]()
 

@@ -115,6 +115,12 @@ class BayesLayer(nn.Module, ABC):
         self.set_std(self.initial_std)
         self.prior = self._bind(prior)
 
+    def tie_stds(self, known: dict[int, nn.Parameter]) -> None:
+        """Share the free parameter of every mean that `known` has met in another layer, and add the others to it."""
+        free = self.parameterization.parameter
+        for name, q in self.posteriors().items():
+            setattr(self, f"{name}_{free}", known.setdefault(id(q.mean), getattr(self, f"{name}_{free}")))
+
     @torch.no_grad()
     def set_std(self, std: float | Tensor) -> None:
         """Give every weight this standard deviation, keeping the means."""
@@ -364,6 +370,20 @@ class _BayesConv(_BayesConvNd):
             dtype,
             bayesian,
         )
+
+    def _require_input(self, x: Tensor) -> None:
+        super()._require_input(x)
+        amounts = self._pad_amounts()[::-1]
+        needed = tuple(
+            dilation * (kernel - 1) + 1 - sum(amounts[2 * axis : 2 * axis + 2])
+            for axis, (dilation, kernel) in enumerate(zip(self.dilation, self.kernel_size, strict=True))
+        )
+        size = tuple(x.shape[-self.spatial_dims :])
+        if any(s < n for s, n in zip(size, needed, strict=True)):
+            raise ShapeError(
+                f"{type(self).__name__} got an input of spatial size {size}, but its kernel of size {self.kernel_size} "
+                f"needs at least {needed}."
+            )
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
         """The convolution; other padding modes than zeros pad first."""

@@ -82,6 +82,11 @@ class Posterior:
         return at_least_single(self.free) / 2 + _floored_log(self.mean)
 
     @property
+    def log_alpha(self) -> Tensor:
+        """Logarithm of alpha = sigma^2 / mu^2, in either parameterisation."""
+        return 2 * (self.log_std - _floored_log(self.mean))
+
+    @property
     def _wide_std(self) -> Tensor:
         if self.parameterization is Parameterization.STD:
             return softplus(at_least_single(self.free))
@@ -98,13 +103,16 @@ class Posterior:
         return self._wide_std.square()
 
     def draw(self, noise: Tensor | None = None) -> Tensor:
-        """Weights mu + sigma * noise, with fresh standard normal noise unless given."""
-        return torch.addcmul(self.mean, self.std, torch.randn_like(self.mean) if noise is None else noise)
+        """Weights mu + sigma * noise in the noise's dtype; without noise, with fresh one in at least float32."""
+        if noise is None:
+            noise = torch.randn_like(at_least_single(self.mean))
+        return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """log q(w) of each weight, in nats."""
-        standardized = (at_least_single(weights) - at_least_single(self.mean)) * torch.exp(-self.log_std)
-        return -standardized.square() / 2 - self.log_std - math.log(2 * math.pi) / 2
+        log_std = self.log_std
+        standardized = (at_least_single(weights) - at_least_single(self.mean)) * torch.exp(-log_std)
+        return -standardized.square() / 2 - log_std - math.log(2 * math.pi) / 2
 
     def entropy(self) -> Tensor:
         """-E[log q(w)] of each weight, in nats."""

@@ -6,7 +6,7 @@ grow with their number; images are taken in batches, so it does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
@@ -102,10 +102,13 @@ def _predict_batch(
     first: Tensor | None = None
     for index, seed in enumerate(seeds):
         _seed(batch.device, seed)
+        state = _random_state(batch.device)
         outputs = model(batch)
         _require_outputs(outputs, batch, model)
-        if index == 1 and first is not None and torch.equal(first, outputs) and not kendall_gal:
-            break  # nothing in this network is drawn
+        # Equal outputs alone may be chance: two dropout masks are often the same.
+        nothing_drawn = torch.equal(state, _random_state(batch.device)) and not kendall_gal
+        if index == 1 and nothing_drawn and first is not None and torch.equal(first, outputs):
+            break
         first = outputs if index == 0 else None
         probs = head.probs(outputs).unsqueeze(0)
         if isinstance(split, LogitDecomposition):
@@ -189,11 +192,22 @@ def _seed(device: torch.device, seed: int) -> None:
         getattr(torch, device.type).manual_seed(seed)
 
 
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the generator that layers on `device` draw from."""
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator.get_state()
+    return getattr(torch, device.type).get_rng_state(device)
+
+
 def _batches(inputs: Tensor | Iterable[Any], batch_size: int, progress: bool) -> Iterator[Tensor]:
     """Batches of at most `batch_size` images from a tensor or an iterable, with a progress bar on request."""
-    source: Iterable[Any] = inputs.split(batch_size) if isinstance(inputs, Tensor) else inputs
-    total = len(source) if isinstance(source, Sized) else None
-    with _progress_bar(total) if progress else nullcontext(lambda: None) as advance:
+    if isinstance(inputs, Tensor):
+        source: Iterable[Any] = inputs.split(batch_size) if inputs.dim() else (inputs,)
+    elif isinstance(inputs, Iterable):
+        source = inputs
+    else:
+        raise ShapeError(f"The inputs are {inputs!r}, but must be a tensor of images or an iterable of batches.")
+    with _progress_bar(_length(source)) if progress else nullcontext(lambda: None) as advance:
         for item in source:
             batch = item[0] if isinstance(item, (tuple, list)) and item else item
             if not isinstance(batch, Tensor) or batch.dim() == 0:
@@ -203,6 +217,13 @@ def _batches(inputs: Tensor | Iterable[Any], batch_size: int, progress: bool) ->
                 )
             yield from (part for part in batch.split(batch_size) if len(part))
             advance()
+
+
+def _length(source: Iterable[Any]) -> int | None:
+    try:
+        return len(source)  # type: ignore[arg-type]
+    except TypeError:  # a stream, or a DataLoader around one
+        return None
 
 
 @contextmanager

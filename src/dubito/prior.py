@@ -18,11 +18,10 @@ from enum import Enum
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus as torch_softplus
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.posterior import Posterior
-from dubito.softplus import at_least_single
+from dubito.softplus import at_least_single, softplus
 
 __all__ = [
     "EmpiricalPrior",
@@ -59,10 +58,7 @@ class Prior(nn.Module, ABC):
         This default is for priors without a closed form: the entropy of q is exact, the expectation of log p is
         estimated at one draw of the weights, as in Blundell et al.
         """
-        drawn = Posterior(
-            at_least_single(posterior.mean), at_least_single(posterior.free), posterior.parameterization
-        ).draw()
-        return -posterior.entropy().sum() - cls.log_prob(priors, shapes, drawn)
+        return -posterior.entropy().sum() - cls.log_prob(priors, shapes, posterior.draw())
 
 
 def _lay_out(priors: Sequence[GaussianPrior], shapes: Sequence[Shapes], what: str) -> Tensor:
@@ -81,7 +77,7 @@ class GaussianPrior(Prior):
 
     KL[q || p] = sum log(std / sigma) + (sigma^2 + (mu - mean)^2) / (2 std^2) - 1/2.
 
-    A pair or mapping ``{"weight": ..., "bias": ...}`` gives the two tensors of a layer values of their own.
+    A mapping ``{"weight": ..., "bias": ...}`` gives the two tensors of a layer values of their own.
 
     >>> GaussianPrior(std=0.1)
     GaussianPrior(mean=0.0, std=0.1)
@@ -104,12 +100,17 @@ class GaussianPrior(Prior):
         bound = type(self)()
         bound._given = {}  # from here on the buffers hold the truth
         for name, weights in means.items():
-            for what, given in self._given.items():
+            for what, given in (self._given or self._bound_values()).items():
                 value = _of_tensor(given, name)
                 tensor = torch.as_tensor(value, dtype=weights.dtype, device=weights.device).detach().clone()
                 _require_prior_fits(tensor, weights, what, name)
                 bound.register_buffer(f"{name}_{what}", tensor)
         return bound
+
+    def _bound_values(self) -> dict[str, Mapping[str, Tensor]]:
+        """The values of a prior that already belongs to a layer, for another one."""
+        names = dict.fromkeys(name.rsplit("_", 1)[0] for name, _ in self.named_buffers())
+        return {what: {name: self.get_buffer(f"{name}_{what}") for name in names} for what in ("mean", "std")}
 
     @classmethod
     def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
@@ -232,8 +233,9 @@ class LearnedPrior(Prior):
     def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
         """Closed form at the best scale."""
         sizes = [sum(shape.numel() for shape in layer.values()) for layer in shapes]
-        weights_per_layer = torch.tensor(sizes, dtype=posterior.log_std.dtype, device=posterior.log_std.device)
-        return (weights_per_layer * cls.scale(posterior, sizes).log()).sum() / 2 - posterior.log_std.sum()
+        best = cls.scale(posterior, sizes)
+        weights_per_layer = torch.tensor(sizes, dtype=best.dtype, device=best.device)
+        return (weights_per_layer * best.log()).sum() / 2 - posterior.log_std.sum()
 
 
 class ScaleMixturePrior(Prior):
@@ -245,9 +247,9 @@ class ScaleMixturePrior(Prior):
             raise OptionError(f"The scale mixture got pi={pi}, but its weight must lie between 0 and 1.")
         if not (std_1 > 0 and std_2 > 0):
             raise OptionError(f"The scale mixture got std_1={std_1} and std_2={std_2}, but both must be positive.")
-        self.register_buffer("pi", torch.tensor(pi))
-        self.register_buffer("std_1", torch.tensor(std_1))
-        self.register_buffer("std_2", torch.tensor(std_2))
+        self.register_buffer("pi", torch.tensor(pi, dtype=torch.float64))
+        self.register_buffer("std_1", torch.tensor(std_1, dtype=torch.float64))
+        self.register_buffer("std_2", torch.tensor(std_2, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         """The three numbers."""
@@ -256,7 +258,7 @@ class ScaleMixturePrior(Prior):
     def bind(self, means: Mapping[str, Tensor], fan_in: int) -> Prior:
         """A copy on the device and in the dtype of the weights."""
         weights = next(iter(means.values()))
-        return copy.deepcopy(self).to(device=weights.device, dtype=weights.dtype)
+        return copy.deepcopy(self).to(dtype=weights.dtype).to(device=weights.device)
 
     @classmethod
     def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
@@ -293,9 +295,8 @@ class LogUniformPrior(Prior):
     @classmethod
     def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
         """Molchanov et al.'s approximation."""
-        log_mean = at_least_single(posterior.mean).abs().clamp_min(1e-8).log()
-        log_alpha = 2 * (posterior.log_std - log_mean)
-        return (0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + torch_softplus(-log_alpha) / 2).sum()
+        log_alpha = posterior.log_alpha
+        return (0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + softplus(-log_alpha) / 2).sum()
 
 
 class PriorName(str, Enum):

@@ -75,8 +75,10 @@ class Prediction:
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some of the images: a slice, a mask or a tensor of numbers; one number keeps the axis."""
-        picked = slice(index, index + 1 or None) if isinstance(index, int) else index
-        return self._map(lambda t: t[picked])
+        if isinstance(index, int):
+            start = range(len(self))[index]  # an IndexError here is what ends a loop over the images
+            index = slice(start, start + 1)
+        return self._map(lambda t: t[index])
 
     def to(self, *arguments: Any, **options: Any) -> Prediction:
         """Every tensor moved or converted as by `Tensor.to`."""
@@ -110,6 +112,8 @@ class _Moments:
         self.samples = 0
 
     def update(self, draws: Tensor) -> None:
+        if self.covariance and draws.dim() != 3:
+            raise ShapeError(f"The draws have shape {tuple(draws.shape)}, but covariance=True needs (T, N, C).")
         count = draws.shape[0]
         # Deviations from the block's first draw: identical draws give exact zeros, whatever their number.
         mean = draws[0] + (draws - draws[0]).mean(0)
@@ -241,8 +245,6 @@ def decompose(probs: Tensor, *, covariance: bool = False) -> Prediction:
     (tensor([0.1500]), tensor([0.0100]))
     """
     _require_draws(probs, "probs")
-    if covariance and probs.dim() != 3:
-        raise ShapeError(f"probs has shape {tuple(probs.shape)}, but covariance=True needs (T, N, C).")
     if not bool(probs.isfinite().all()):
         raise NonFiniteError("probs contains NaN or infinite values, but must be probabilities.")
     tolerance = max(1e-4, 4 * torch.finfo(probs.dtype).eps * probs.shape[2])

@@ -39,6 +39,7 @@ class TrainingConfig:
     l2: float = _setting(0.0, "L2 penalty on the weights of frequentist and dropout networks.")
     clip: float = _setting(0.0, "Largest norm of the gradient; 0 does not clip.")
     augment: bool = _setting(True, "Random crops, and flips where the data set allows them.")
+    crop: int = _setting(2, "Pixels by which --augment shifts an image at most.")
     activation: Literal["softplus", "relu"] = _setting("softplus", "Nonlinearity: softplus or relu.")
     head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
         "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
@@ -73,6 +74,7 @@ class TrainingConfig:
             "validation_samples": 1,
             "devices": 1,
             "num_nodes": 1,
+            "crop": 0,
             "l2": 0,
             "clip": 0,
             "temperature": 0,

@@ -70,6 +70,7 @@ def _images(config: TrainingConfig) -> ImageData:
         config.data,
         config.batch_size,
         augment=config.augment,
+        crop=config.crop,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -29,6 +30,7 @@ class ImageData(pl.LightningDataModule):
         batch_size: int = 128,
         *,
         augment: bool = True,
+        crop: int = 2,
         validation_fraction: float = 0.1,
         seed: int = 0,
         start: Progress | None = None,
@@ -36,7 +38,7 @@ class ImageData(pl.LightningDataModule):
         super().__init__()
         self.source = open_dataset(data)
         self.batch_size = batch_size
-        self.augment = self.source.augmentation if augment else None
+        self.augment = replace(self.source.augmentation, padding=crop) if augment else None
         self.seed = seed
         self.start = start or Progress()
         images = self.source.train()
