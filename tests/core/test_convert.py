@@ -1,0 +1,209 @@
+"""Conversion of any network: what it keeps, what it shares, what it leaves alone."""
+
+import copy
+import math
+
+import pytest
+import torch
+from layer_zoo import ARGUMENTS, KINDS, make_input
+from torch import nn
+
+import dubito
+from dubito.errors import NonFiniteError, OptionError
+from dubito.estimators import Weight
+from dubito.head import SoftplusHead, resolve_head
+from dubito.prior import GaussianPrior
+
+OPTIONS = {
+    "Linear": {"in_features": 3, "out_features": 4},
+    "Conv1d": {
+        "in_channels": 4,
+        "out_channels": 6,
+        "kernel_size": 3,
+        "stride": 2,
+        "padding": 2,
+        "dilation": 2,
+        "groups": 2,
+    },
+    "Conv2d": {
+        "in_channels": 2,
+        "out_channels": 4,
+        "kernel_size": (3, 2),
+        "padding": (1, 1),
+        "padding_mode": "reflect",
+    },
+    "Conv3d": {"in_channels": 1, "out_channels": 2, "kernel_size": 2, "padding": "same", "padding_mode": "circular"},
+    "ConvTranspose1d": {
+        "in_channels": 2,
+        "out_channels": 4,
+        "kernel_size": 3,
+        "stride": 3,
+        "output_padding": 2,
+        "groups": 2,
+    },
+    "ConvTranspose2d": {"in_channels": 2, "out_channels": 2, "kernel_size": 2, "dilation": 2, "padding": 1},
+    "ConvTranspose3d": {
+        "in_channels": 1,
+        "out_channels": 2,
+        "kernel_size": (1, 2, 1),
+        "stride": 2,
+        "output_padding": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_root_layer_keeps_its_weights_options_and_dtype(kind, dtype, bias):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(**OPTIONS[kind], bias=bias, dtype=dtype)
+    twin = dubito.to_bayesian(layer, initial_std=1e-8)
+    assert type(twin) is getattr(dubito, f"Bayes{kind}")
+    assert torch.equal(twin.weight_mean, layer.weight)
+    assert (twin.bias_mean is None) if not bias else torch.equal(twin.bias_mean, layer.bias)
+    assert {t.dtype for t in (*twin.parameters(), *twin.buffers())} == {dtype}
+    x = make_input(kind, dtype=dtype)
+    torch.testing.assert_close(twin(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+class Network(nn.Module):
+    """Nested, with a shared layer under three names, a missing child, a buffer and layers of other kinds."""
+
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(8, 8)
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Sequential(nn.Conv2d(8, 8, 3))
+        )
+        self.first, self.second = shared, shared
+        self.deeper = nn.ModuleDict({"again": shared, "list": nn.ModuleList([nn.Linear(8, 3)])})
+        self.nothing = None
+        self.register_module("missing", None)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        x = self.features(x).mean((2, 3)) * self.scale
+        return self.deeper["list"][0](self.deeper["again"](self.second(self.first(x))))
+
+
+def test_nested_network_computes_the_same_at_its_mean():
+    torch.manual_seed(0)
+    network = Network().eval()
+    x = torch.randn(4, 1, 6, 6)
+    torch.testing.assert_close(dubito.to_bayesian(network)(x), network(x), rtol=0, atol=0)
+
+
+def test_every_layer_is_converted_and_shared_ones_stay_shared():
+    converted = dubito.to_bayesian(Network())
+    assert not [m for m in converted.modules() if type(m) in (nn.Linear, nn.Conv2d)]
+    assert sum(isinstance(m, dubito.BayesLayer) for m in converted.modules()) == 4
+    assert converted.first is converted.second is converted.deeper["again"]
+
+
+def test_layer_twice_in_one_sequence_stays_one_layer():
+    layer = nn.Linear(4, 4)
+    converted = dubito.to_bayesian(nn.Sequential(layer, nn.ReLU(), layer))
+    assert isinstance(converted[2], dubito.BayesLinear)
+    assert converted[0] is converted[2]
+    assert torch.equal(dubito.kl_divergence(converted), converted[0].kl_divergence())
+
+
+def test_tied_weights_have_one_posterior_and_are_counted_once():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    network[1].weight = network[0].weight
+    converted = dubito.to_bayesian(network)
+    assert converted[0].weight_mean is converted[1].weight_mean
+    assert converted[0].weight_rho is converted[1].weight_rho
+    assert len(list(converted.parameters())) == 2
+    assert torch.equal(dubito.kl_divergence(converted), converted[0].kl_divergence())
+
+
+def test_original_is_untouched_and_shares_nothing():
+    torch.manual_seed(0)
+    network = Network()
+    state, modules = copy.deepcopy(network.state_dict()), [type(m) for m in network.modules()]
+    converted = dubito.to_bayesian(network)
+    with torch.no_grad():
+        for tensor in (*converted.parameters(), *converted.buffers()):
+            tensor.fill_(7)
+    assert [type(m) for m in network.modules()] == modules
+    assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
+
+
+def test_second_conversion_changes_nothing():
+    torch.manual_seed(0)
+    once = dubito.to_bayesian(Network(), prior=0.3, initial_std=0.2, parameterization="alpha")
+    twice = dubito.to_bayesian(once, prior=5.0, initial_std=0.001)
+    assert [type(m) for m in twice.modules()] == [type(m) for m in once.modules()]
+    assert twice.state_dict().keys() == once.state_dict().keys()
+    assert all(torch.equal(value, once.state_dict()[key]) for key, value in twice.state_dict().items())
+
+
+def test_modes_of_all_modules_are_kept():
+    network = Network()
+    network.features.eval()
+    converted = dubito.to_bayesian(network)
+    assert [m.training for m in converted.modules() if not isinstance(m, dubito.prior.Prior)] == [
+        m.training for m in network.modules()
+    ]
+
+
+def test_frozen_weights_stay_frozen():
+    layer = nn.Linear(2, 2)
+    layer.weight.requires_grad_(False)
+    assert [p.requires_grad for p in (dubito.to_bayesian(layer).weight_mean, dubito.to_bayesian(layer).bias_mean)] == [
+        False,
+        True,
+    ]
+
+
+def test_options_go_to_every_layer():
+    options = {"estimator": Weight(draws=2), "parameterization": "alpha", "prior": GaussianPrior(0.1, 0.4)}
+    converted = dubito.to_bayesian(Network(), **options, initial_std=0.03, bayesian_bias=False)
+    for layer in converted.modules():
+        if isinstance(layer, dubito.BayesLayer):
+            assert layer.estimator == Weight(draws=2)
+            assert layer.bias_std is None
+            assert layer.prior.weight_std.item() == pytest.approx(0.4)
+            torch.testing.assert_close(layer.weight_std, torch.full_like(layer.weight_mean, 0.03))
+
+
+def test_empirical_prior_of_a_pretrained_network_costs_only_its_spread():
+    torch.manual_seed(0)
+    network = nn.Linear(4, 4, dtype=torch.float64)
+    converted = dubito.to_bayesian(network, prior=dubito.prior.EmpiricalPrior(0.1), initial_std=0.1)
+    assert converted.kl_divergence().item() == pytest.approx(0, abs=1e-12)
+
+
+def test_head_becomes_the_copys_own():
+    network = nn.Linear(4, 4)
+    assert resolve_head(dubito.to_bayesian(network, head="softplus")) == SoftplusHead()
+    assert not hasattr(network, "probability_head")
+
+
+def test_subclasses_with_a_meaning_of_their_own_are_left_alone():
+    class Special(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    converted = dubito.to_bayesian(nn.Sequential(Special(2, 2), nn.Linear(2, 2)))
+    assert type(converted[0]) is Special
+
+
+def test_network_with_nan_weights_is_refused_by_name():
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        network[1].bias[0] = math.inf
+    with pytest.raises(NonFiniteError, match=r"cannot be made Bayesian: NaN or infinite values in 1\.bias"):
+        dubito.to_bayesian(network)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(OptionError, match="estimator is 'none', but must be one of"):
+        dubito.to_bayesian(nn.Linear(2, 2), estimator="none")
+
+
+def test_every_kind_of_layer_has_a_twin():
+    assert set(ARGUMENTS) == {kind.__name__ for kind in dubito.convert.TWINS}

@@ -1,0 +1,258 @@
+"""KL[q || p] against torch.distributions, and what counts how often."""
+
+import copy
+import math
+
+import pytest
+import torch
+from layer_zoo import DTYPES, KINDS, PARAMETERIZATIONS, Recorder, make_layer, randomize
+from torch import nn
+from torch.distributions import Normal
+
+import dubito
+from dubito.errors import NonFiniteError, OptionError
+from dubito.prior import EmpiricalPrior, FanInPrior, GaussianPrior
+
+GAUSSIAN_PRIORS = {
+    "number": 0.3,
+    "standard": "standard",
+    "mean and std": GaussianPrior(mean=-0.4, std=1.7),
+    "per tensor": GaussianPrior(mean={"weight": 0.2, "bias": -1.0}, std={"weight": 0.5, "bias": 3.0}),
+    "tensors": GaussianPrior(
+        mean={"weight": torch.linspace(-1, 1, 12).reshape(4, 3), "bias": torch.arange(4.0)},
+        std={"weight": torch.linspace(0.1, 2, 3), "bias": torch.tensor(0.7)},
+    ),
+    "fan_in": FanInPrior(1.4),
+    "empirical": "empirical",
+    "empirical with std": EmpiricalPrior(0.2),
+}
+
+
+def normal(mean: float, std: float) -> Normal:
+    return Normal(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
+
+
+def prior_of(name: str, layer: nn.Module, given) -> dict[str, Normal]:
+    """The prior as torch.distributions, from its definition; `layer` still has the weights that it was made with."""
+    if name in ("number", "standard"):
+        return dict.fromkeys(("weight", "bias"), normal(0.0, 0.3 if name == "number" else 1.0))
+    if name == "mean and std":
+        return {"weight": normal(-0.4, 1.7), "bias": normal(-0.4, 1.7)}
+    if name == "per tensor":
+        return {"weight": normal(0.2, 0.5), "bias": normal(-1.0, 3.0)}
+    if name == "tensors":
+        mean, std = given._given["mean"], given._given["std"]
+        return {key: Normal(mean[key].double(), std[key].double()) for key in ("weight", "bias")}
+    if name == "fan_in":
+        return {"weight": normal(0.0, 1.4 / math.sqrt(3)), "bias": normal(0.0, 1.4)}
+    means = {"weight": layer.weight_mean.detach().clone(), "bias": layer.bias_mean.detach().clone()}
+    if name == "empirical":
+        return {key: Normal(mean, mean.square().mean().sqrt()) for key, mean in means.items()}
+    return {key: Normal(mean, torch.full_like(mean, 0.2)) for key, mean in means.items()}
+
+
+def reference_kl(layer: nn.Module, priors: dict[str, Normal]) -> torch.Tensor:
+    posteriors = {"weight": Normal(layer.weight_mean, layer.weight_std)}
+    if layer.bias_std is not None:
+        posteriors["bias"] = Normal(layer.bias_mean, layer.bias_std)
+    return sum(torch.distributions.kl_divergence(q, priors[name]).sum() for name, q in posteriors.items())
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("name", GAUSSIAN_PRIORS)
+def test_closed_form_is_torch_distributions_posterior_against_prior(name, parameterization):
+    torch.manual_seed(0)
+    given = GAUSSIAN_PRIORS[name]
+    layer = make_layer("Linear", prior=given, parameterization=parameterization)
+    priors = prior_of(name, layer, given)
+    randomize(layer)
+    expected = reference_kl(layer, priors)
+    assert layer.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(
+        torch.autograd.grad(layer.kl_divergence(), list(layer.parameters())),
+        torch.autograd.grad(expected, list(layer.parameters())),
+        rtol=1e-6,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closed_form_is_a_true_sum_for_every_layer(kind):
+    torch.manual_seed(0)
+    layer = randomize(make_layer(kind, prior=0.5))
+    expected = reference_kl(layer, {"weight": normal(0.0, 0.5), "bias": normal(0.0, 0.5)})
+    assert layer.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_direction_is_posterior_against_prior():
+    layer = dubito.BayesLinear(1, 1, bias=False, initial_std=0.1, prior=1.0, dtype=torch.float64)
+    nn.init.zeros_(layer.weight_mean)
+    forward, reverse = math.log(10) + 0.005 - 0.5, -math.log(10) + 50 - 0.5
+    assert layer.kl_divergence().item() == pytest.approx(forward, rel=1e-12)
+    assert forward != pytest.approx(reverse, rel=0.5)
+
+
+def test_posterior_equal_to_its_prior_has_divergence_zero():
+    layer = make_layer("Conv2d", prior=GaussianPrior(mean=0.25, std=0.5), initial_std=0.5)
+    for mean in (layer.weight_mean, layer.bias_mean):
+        nn.init.constant_(mean, 0.25)
+    assert layer.kl_divergence().item() == pytest.approx(0, abs=1e-13)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("name", GAUSSIAN_PRIORS)
+def test_monte_carlo_form_of_equation_3_agrees_with_the_closed_form(name, parameterization):
+    torch.manual_seed(0)
+    layer = randomize(make_layer("Linear", prior=GAUSSIAN_PRIORS[name], parameterization=parameterization), low=0.2)
+    with torch.no_grad():
+        draws = torch.stack([layer.kl_divergence(samples=4) for _ in range(500)])
+    standard_error = draws.std().item() / math.sqrt(len(draws))
+    assert draws.mean().item() == pytest.approx(layer.kl_divergence().item(), abs=6 * standard_error)
+    assert standard_error < 0.05 * layer.kl_divergence().item()
+
+
+def test_monte_carlo_form_averages_its_samples():
+    torch.manual_seed(0)
+    layer = randomize(make_layer("Linear", prior=0.5))
+    with torch.no_grad():
+        variances = {n: torch.stack([layer.kl_divergence(samples=n) for _ in range(400)]).var() for n in (1, 16)}
+    # A variance from 400 draws has a relative standard error of 7 %, their ratio 10 %.
+    assert (variances[1] / variances[16]).item() == pytest.approx(16, rel=0.6)
+
+
+@pytest.mark.parametrize("prior", [0.5, "mixture"])
+def test_gradient_of_the_monte_carlo_form_is_unbiased(prior):
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(100, 100, bias=False, prior=prior, initial_std=0.3, dtype=torch.float64)
+    nn.init.constant_(layer.weight_mean, 0.2)
+
+    def mean_gradient(samples):
+        total = sum(torch.autograd.grad(layer.kl_divergence(samples=samples), layer.weight_mean)[0] for _ in range(20))
+        return (total / 20).mean().item(), (total / 20).std().item() / 100
+
+    sampled, error = mean_gradient(1)
+    if prior == "mixture":
+        expected, other = mean_gradient(None)
+        assert sampled == pytest.approx(expected, abs=6 * math.hypot(error, other))
+    else:
+        assert sampled == pytest.approx(0.2 / 0.25, abs=6 * error)
+
+
+def deep_network(depth: int, prior="standard") -> nn.Sequential:
+    return nn.Sequential(*[randomize(make_layer("Linear", prior=prior)) for _ in range(depth)])
+
+
+@pytest.mark.parametrize("prior", ["standard", "fan_in", "learned", "log_uniform", "empirical"])
+def test_network_has_the_sum_over_its_layers_not_their_mean(prior):
+    torch.manual_seed(0)
+    network = deep_network(5, prior)
+    torch.testing.assert_close(
+        dubito.kl_divergence(network), sum(layer.kl_divergence() for layer in network), rtol=1e-12, atol=0
+    )
+
+
+def test_network_of_mixed_kinds_has_the_sum_over_its_layers():
+    torch.manual_seed(0)
+    layers = [
+        randomize(make_layer(kind, prior=prior, parameterization=parameterization, bayesian_bias=bias))
+        for kind, prior, parameterization, bias in zip(
+            KINDS,
+            [0.1, "fan_in", "learned", "log_uniform", "empirical", GaussianPrior(0.3, 0.2), 2.0],
+            ["std", "alpha"] * 3 + ["std"],
+            [True, False, True, True, False, True, False],
+            strict=True,
+        )
+    ]
+    layers.append(randomize(make_layer("Linear", dtype=torch.float32)))
+    total = dubito.kl_divergence(nn.Sequential(nn.Sequential(*layers), nn.ReLU(), nn.Linear(3, 3)))
+    assert total.item() == pytest.approx(sum(layer.kl_divergence().item() for layer in layers), rel=1e-6)
+
+
+def test_shared_layer_counts_once():
+    layer = randomize(make_layer("Linear"))
+    network = nn.ModuleDict({"first": layer, "again": layer, "deeper": nn.Sequential(layer)})
+    assert torch.equal(dubito.kl_divergence(network), layer.kl_divergence())
+
+
+def test_tied_posterior_counts_once():
+    torch.manual_seed(0)
+    first, second = (randomize(make_layer("Linear", bias=False)) for _ in range(2))
+    second.weight_mean, second.weight_rho = first.weight_mean, first.weight_rho
+    assert torch.equal(dubito.kl_divergence(nn.Sequential(first, second)), first.kl_divergence())
+
+
+def test_tied_weight_leaves_the_biases_to_be_counted_apart():
+    torch.manual_seed(0)
+    first, second = (randomize(make_layer("Linear")) for _ in range(2))
+    second.weight_mean, second.weight_rho = first.weight_mean, first.weight_rho
+    bias = torch.distributions.kl_divergence(Normal(second.bias_mean, second.bias_std), normal(0.0, 1.0)).sum()
+    torch.testing.assert_close(dubito.kl_divergence(nn.Sequential(first, second)), first.kl_divergence() + bias)
+
+
+def test_weights_that_share_only_their_mean_are_two_random_variables():
+    torch.manual_seed(0)
+    first, second = (randomize(make_layer("Linear", bias=False)) for _ in range(2))
+    second.weight_mean = first.weight_mean
+    both = first.kl_divergence() + second.kl_divergence()
+    torch.testing.assert_close(dubito.kl_divergence(nn.Sequential(first, second)), both)
+
+
+def test_bias_without_a_posterior_is_no_part_of_it():
+    torch.manual_seed(0)
+    layer = randomize(make_layer("Linear", bayesian_bias=False))
+    expected = reference_kl(layer, {"weight": normal(0.0, 1.0)})
+    nn.init.constant_(layer.bias_mean, 100.0)
+    assert layer.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-12)
+    assert torch.autograd.grad(layer.kl_divergence(), layer.bias_mean, allow_unused=True) == (None,)
+
+
+def test_network_without_bayesian_layers_has_divergence_zero():
+    assert dubito.kl_divergence(nn.Linear(2, 2)).item() == 0
+    assert dubito.kl_divergence(nn.ReLU()).item() == 0
+
+
+@pytest.mark.parametrize("prior", ["standard", "fan_in", "learned", "log_uniform", "mixture", "empirical"])
+def test_number_of_computing_operations_does_not_grow_with_depth(prior):
+    def computing(depth):
+        network = deep_network(depth, prior)
+        with Recorder() as recorder:
+            dubito.kl_divergence(network)
+        return len(recorder.computing())
+
+    shallow, deep = computing(2), computing(42)
+    per_layer = 1 if prior == "learned" else 0  # the mean that is the layer's best scale
+    assert deep == shallow + 40 * per_layer
+    assert shallow < 45
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("prior", ["standard", "learned", "mixture", "log_uniform"])
+def test_half_precision_gives_a_finite_single_precision_result(prior, dtype):
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(300, 300, prior=prior, dtype=dtype)
+    total = layer.kl_divergence()
+    assert total.isfinite()
+    assert total.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    exact = copy.deepcopy(layer).double().kl_divergence().item()
+    assert total.item() == pytest.approx(exact, rel=0.02)
+
+
+def test_nan_parameter_is_named_in_the_error():
+    network = nn.Sequential(dubito.BayesLinear(2, 2), dubito.BayesLinear(2, 2))
+    with torch.no_grad():
+        network[1].weight_mean[0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match=r"KL divergence is nan: NaN or infinite values in 1\.weight_mean;"):
+        dubito.kl_divergence(network)
+
+
+def test_overflow_of_finite_parameters_says_that_they_are_too_large():
+    layer = dubito.BayesLinear(2, 2)
+    nn.init.constant_(layer.weight_mean, 1e30)
+    with pytest.raises(NonFiniteError, match="KL divergence is inf: every parameter is finite, so some are too large"):
+        layer.kl_divergence()
+
+
+@pytest.mark.parametrize("samples", [0, -3])
+def test_no_samples_are_refused(samples):
+    with pytest.raises(OptionError, match=rf"samples is {samples}, but must be at least 1"):
+        dubito.kl_divergence(dubito.BayesLinear(2, 2), samples=samples)

@@ -1,0 +1,235 @@
+"""The free energy: its formula, its gradient, its schedules, and that it finds a posterior known in closed form."""
+
+import math
+
+import pytest
+import torch
+from layer_zoo import make_layer, randomize
+from torch import nn
+
+import dubito
+from dubito.elbo import ELBO, KLSchedule
+from dubito.errors import HeadError, NonFiniteError, OptionError, ShapeError
+from dubito.estimators import Weight
+from dubito.head import GaussianHead
+
+SCHEDULES = ("blundell", "uniform", "warmup", "constant")
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0.1, 1.0, 7.5])
+def test_loss_is_mean_negative_log_likelihood_plus_weighted_kl_over_the_number_of_data(kl_weight):
+    torch.manual_seed(0)
+    model = randomize(make_layer("Linear", estimator="mean"))
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.randint(4, (8,))
+    terms = ELBO(num_data=500, head="softmax")(model, x, y, kl_weight=kl_weight)
+    nll = nn.functional.cross_entropy(x @ model.weight_mean.T + model.bias_mean, y)
+    torch.testing.assert_close(terms.nll, nll)
+    assert torch.equal(terms.kl, model.kl_divergence())
+    torch.testing.assert_close(terms.loss, nll + kl_weight * model.kl_divergence() / 500)
+
+
+def test_several_draws_average_the_log_likelihood_not_the_probabilities():
+    torch.manual_seed(0)
+    model = randomize(make_layer("Linear"))
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.randint(4, (8,))
+    torch.manual_seed(1)
+    terms = ELBO(num_data=8, head="softplus", samples=5)(model, x, y)
+    torch.manual_seed(1)
+    draws = torch.stack([dubito.log_softplus_normalize(model(x)) for _ in range(5)])
+    picked = draws[:, torch.arange(8), y]
+    torch.testing.assert_close(terms.nll, -picked.mean())
+    torch.testing.assert_close(terms.log_probs, draws.exp().mean(0).log().detach())
+    assert not terms.log_probs.requires_grad
+
+
+def test_dense_outputs_count_every_pixel_of_an_example():
+    torch.manual_seed(0)
+    model = dubito.BayesConv2d(1, 3, 1, estimator="mean", dtype=torch.float64)
+    x, y = torch.randn(2, 1, 4, 4, dtype=torch.float64), torch.randint(3, (2, 4, 4))
+    terms = ELBO(num_data=2, head="softmax")(model, x, y)
+    torch.testing.assert_close(terms.nll, nn.functional.cross_entropy(model(x), y) * 16)
+
+
+def test_soft_labels_give_the_expected_negative_log_likelihood():
+    torch.manual_seed(0)
+    model = make_layer("Linear", estimator="mean")
+    x, soft = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64).softmax(1)
+    terms = ELBO(num_data=5, head="softmax")(model, x, soft)
+    torch.testing.assert_close(terms.nll, nn.functional.cross_entropy(model(x), soft))
+
+
+def test_gradient_is_the_one_derived_by_hand():
+    """One weight, Gaussian noise s, prior N(0, p^2), w = mu + sigma eps; residuals r = y - x w."""
+    torch.manual_seed(0)
+    noise, prior_std, num_data = 0.4, 0.8, 50
+    model = dubito.BayesLinear(
+        1, 1, bias=False, estimator="weight", prior=prior_std, initial_std=0.3, dtype=torch.float64
+    )
+    x = torch.randn(20, 1, dtype=torch.float64)
+    y = 1.5 * x + noise * torch.randn_like(x)
+    torch.manual_seed(1)
+    terms = ELBO(num_data, GaussianHead(noise))(model, x, y)
+    terms.loss.backward()
+    torch.manual_seed(1)
+    eps = torch.randn(1, 1, dtype=torch.float64).item()
+    mu, rho = model.weight_mean.item(), model.weight_rho.item()
+    sigma = math.log1p(math.exp(rho))
+    residuals = y - x * (mu + sigma * eps)
+    d_weight = -(residuals * x).mean().item() / noise**2
+    d_mu = d_weight + mu / prior_std**2 / num_data
+    d_rho = (d_weight * eps + (sigma / prior_std**2 - 1 / sigma) / num_data) / (1 + math.exp(-rho))
+    assert model.weight_mean.grad.item() == pytest.approx(d_mu, rel=1e-10)
+    assert model.weight_rho.grad.item() == pytest.approx(d_rho, rel=1e-10)
+
+
+def test_elbo_of_the_exact_posterior_is_the_log_evidence():
+    """With one weight the posterior is Gaussian, and the bound is tight: -N loss = log p(y | x) in expectation."""
+    torch.manual_seed(0)
+    noise, prior_std = 0.5, 1.3
+    x = torch.randn(12, 1, dtype=torch.float64)
+    y = 0.7 * x + noise * torch.randn_like(x)
+    precision = (x.square().sum() / noise**2 + 1 / prior_std**2).item()
+    model = dubito.BayesLinear(1, 1, bias=False, prior=prior_std, initial_std=precision**-0.5, dtype=torch.float64)
+    nn.init.constant_(model.weight_mean, (x * y).sum().item() / noise**2 / precision)
+    covariance = noise**2 * torch.eye(12, dtype=torch.float64) + prior_std**2 * x @ x.T
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(12, dtype=torch.float64), covariance)
+    expected = evidence.log_prob(y[:, 0]).item()
+    objective = ELBO(12, GaussianHead(noise))
+    with torch.no_grad():
+        bounds = torch.stack([-12 * objective(model, x, y).loss for _ in range(4000)])
+    standard_error = bounds.std().item() / math.sqrt(len(bounds))
+    assert bounds.mean().item() == pytest.approx(expected, abs=6 * standard_error)
+    assert standard_error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("estimator", "parameterization"),
+    [("local", "std"), ("local", "alpha"), (Weight(draws=20), "std"), (Weight(draws=20, antithetic=True), "alpha")],
+)
+def test_training_recovers_the_mean_field_optimum_of_bayesian_linear_regression(estimator, parameterization):
+    """Known noise: the best q has the exact posterior mean, and sigma_i = 1 / sqrt(Lambda_ii), not the marginals."""
+    torch.manual_seed(0)
+    noise, prior_std, num_data, copies, steps = 0.5, 0.8, 80, 20, 1500
+    x = torch.randn(num_data, 3, dtype=torch.float64)
+    x[:, 1] += 0.8 * x[:, 0]  # correlated inputs, so that mean field and marginals differ
+    weights = torch.tensor([[1.0, -2.0, 1.5]], dtype=torch.float64)
+    y = x @ weights.T + noise * torch.randn(num_data, 1, dtype=torch.float64)
+    precision = x.T @ x / noise**2 + torch.eye(3, dtype=torch.float64) / prior_std**2
+    mean = torch.linalg.solve(precision, x.T @ y / noise**2).T
+    model = dubito.BayesLinear(
+        3, 1, bias=False, prior=prior_std, estimator=estimator, parameterization=parameterization, dtype=torch.float64
+    )
+    model.weight_mean.data = weights.sign()  # alpha cannot pass through 0
+    model.set_std(0.2)
+    objective = ELBO(num_data, GaussianHead(noise))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.9, 0.99))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.001 ** (1 / steps))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        objective(model, x.repeat(copies, 1), y.repeat(copies, 1)).loss.backward()  # copies are as many draws
+        optimizer.step()
+        scheduler.step()
+    torch.testing.assert_close(model.weight_mean.detach(), mean, rtol=0.02, atol=0)
+    torch.testing.assert_close(model.weight_std.detach()[0], precision.diag().rsqrt(), rtol=0.02, atol=0)
+    marginals = torch.linalg.inv(precision).diag().sqrt()
+    assert (marginals / precision.diag().rsqrt()).max() > 1.15
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 3, 10, 63, 64, 1000, 1024, 1025, 50_000, 1_000_000])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_betas_of_an_epoch_sum_to_one(name, num_batches):
+    betas = KLSchedule(name).betas(num_batches)
+    assert betas.shape == (num_batches,)
+    assert betas.isfinite().all()
+    assert (betas >= 0).all()
+    assert betas.sum().item() == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 5, 20])
+def test_blundell_betas_are_the_papers(num_batches):
+    exact = [2 ** (num_batches - i) / (2**num_batches - 1) for i in range(1, num_batches + 1)]
+    assert KLSchedule("blundell").betas(num_batches).tolist() == pytest.approx(exact, rel=1e-14)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.0])
+@pytest.mark.parametrize("num_batches", [1, 7, 1500, 1_000_000])
+@pytest.mark.parametrize("name", ["blundell", "uniform", "constant"])
+def test_weight_is_temperature_times_number_of_batches_times_beta(name, num_batches, temperature):
+    schedule = KLSchedule(name, temperature=temperature)
+    betas = schedule.betas(num_batches)
+    for batch in {0, min(3, num_batches - 1), num_batches // 2, num_batches - 1}:
+        expected = temperature * num_batches * betas[batch].item()
+        assert schedule.weight(batch, num_batches, epoch=3) == pytest.approx(expected, rel=1e-12)
+
+
+def test_warmup_rises_linearly_to_the_temperature_and_stays():
+    schedule = KLSchedule("warmup", temperature=0.5, warmup_epochs=2)
+    weights = [schedule.weight(batch, 4, epoch) for epoch in range(4) for batch in range(4)]
+    assert weights == pytest.approx([0.5 * min(1, step / 8) for step in range(16)])
+    assert KLSchedule("warmup", warmup_epochs=0).weight(0, 10, 0) == 1.0
+
+
+def test_epoch_of_weighted_losses_contains_the_kl_once():
+    """The sum over minibatches of size N / M of their weighted KL terms, in units of the whole data set."""
+    num_data, num_batches = 640, 10
+    for name in ("blundell", "uniform", "constant"):
+        weights = [KLSchedule(name).weight(i, num_batches) for i in range(num_batches)]
+        assert sum(w / num_data * (num_data / num_batches) for w in weights) == pytest.approx(1, rel=1e-12)
+
+
+def test_head_of_the_model_is_used_when_none_is_given():
+    torch.manual_seed(0)
+    model = dubito.attach_head(make_layer("Linear", estimator="mean"), "softplus")
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
+    own, given = ELBO(5)(model, x, y), ELBO(5, "softplus")(model, x, y)
+    assert torch.equal(own.loss, given.loss)
+    with pytest.raises(HeadError, match="has no head of its own"):
+        ELBO(5)(make_layer("Linear"), x, y)
+
+
+def test_frequentist_network_has_no_complexity_cost():
+    model = nn.Linear(3, 4)
+    terms = ELBO(5, "softmax")(model, torch.randn(5, 3), torch.randint(4, (5,)))
+    assert terms.kl.item() == 0
+    assert torch.equal(terms.loss, terms.nll)
+
+
+def test_kl_may_be_the_monte_carlo_form():
+    torch.manual_seed(0)
+    model = randomize(make_layer("Linear", estimator="mean"))
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
+    objective = ELBO(5, "softmax", kl_samples=8)
+    draws = torch.stack([objective(model, x, y).kl.detach() for _ in range(300)])
+    standard_error = draws.std().item() / math.sqrt(len(draws))
+    assert draws.mean().item() == pytest.approx(model.kl_divergence().item(), abs=6 * standard_error)
+    assert standard_error > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ELBO(0, "softmax"), "num_data is 0, but must be the number of training examples"),
+        (lambda: ELBO(10, "softmax", samples=0), "samples is 0, but a step needs at least 1 draw"),
+        (lambda: ELBO(10, "argmax"), "head is 'argmax', but must be one of 'softplus'"),
+        (lambda: KLSchedule("cosine"), "KL schedule is 'cosine', but must be one of 'blundell', 'uniform', 'warmup'"),
+        (lambda: KLSchedule(temperature=-1.0), "temperature is -1.0, but must be at least 0 and finite"),
+        (lambda: KLSchedule(temperature=math.nan), "temperature is nan"),
+        (lambda: KLSchedule("warmup", warmup_epochs=-1), "warmup_epochs is -1, but must be at least 0"),
+        (lambda: KLSchedule().betas(0), "num_batches is 0, but an epoch has at least 1"),
+        (lambda: KLSchedule().weight(5, 5), r"batch is 5, but must lie in 0 \.\.\. 4"),
+    ],
+)
+def test_impossible_options_are_refused(make, message):
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+def test_nan_parameters_and_wrong_targets_are_refused():
+    model = make_layer("Linear")
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with pytest.raises(ShapeError, match=r"targets have shape \(4,\)"):
+        ELBO(5, "softmax")(model, x, torch.zeros(4, dtype=torch.long))
+    with torch.no_grad():
+        model.weight_rho[0, 0] = math.nan
+    with pytest.raises(NonFiniteError, match="NaN or infinite values in weight_rho"):
+        ELBO(5, "softmax")(model, x, torch.zeros(5, dtype=torch.long))

@@ -1,0 +1,128 @@
+"""The posterior: what its standard deviation is, and that nothing in it overflows."""
+
+import math
+
+import pytest
+import torch
+from layer_zoo import DTYPES, PARAMETERIZATIONS
+from scipy import integrate, stats
+
+import dubito
+from dubito.errors import OptionError
+from dubito.posterior import PAPER_STD, Parameterization, Posterior
+from dubito.softplus import inverse_softplus, log_softplus, softplus
+
+SIGMAS = (1e-8, 1e-4, 1e-2, 1.0, 30.0, 1e3)
+
+
+def make_posterior(parameterization: str, mean: float = 0.7, std: float = 0.3) -> Posterior:
+    kind, means = Parameterization(parameterization), torch.full((1,), mean, dtype=torch.float64)
+    return Posterior(means, kind.free(means, std), kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softplus_is_the_logarithm_of_one_plus_exp_over_the_whole_range(dtype):
+    x = torch.linspace(-700, 700, 14_001, dtype=torch.float64).to(dtype)
+    wide = x.double()
+    truth = torch.where(wide > 0, wide + torch.log1p(torch.exp(-wide.abs())), torch.log1p(torch.exp(wide.clamp_max(0))))
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(softplus(x).double(), truth, rtol=tolerance, atol=torch.finfo(dtype).tiny)
+
+
+def test_log_softplus_and_its_gradient_match_their_definitions_on_both_sides_of_the_switch():
+    x = torch.cat([torch.linspace(-40, 40, 4001), torch.tensor([-12.0])]).double().requires_grad_()
+    value = log_softplus(x)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    plain = x.detach()
+    direct = torch.log1p(torch.exp(plain))
+    torch.testing.assert_close(value, direct.log(), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(gradient, torch.sigmoid(plain) / direct, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("y", [1e-30, 1e-8, 0.3, math.log(2), 5.0, 45.0, 1e3])
+def test_inverse_softplus_inverts(y):
+    given = torch.tensor(y, dtype=torch.float64)
+    torch.testing.assert_close(softplus(inverse_softplus(given)), given, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_initial_std_means_what_it_says(dtype, sigma, parameterization):
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(5, 4, initial_std=sigma, parameterization=parameterization, dtype=dtype)
+    stds = torch.cat([q.variance.sqrt().flatten() for q in layer.posteriors().values()]).double()
+    # A free parameter of about 50 is stored to a relative eps, and the deviation is exponential in half of it.
+    tolerance = 60 * torch.finfo(dtype).eps
+    torch.testing.assert_close(stds, torch.full_like(stds, sigma), rtol=tolerance, atol=0)
+    smallest = 2 * torch.finfo(dtype).smallest_normal
+    torch.testing.assert_close(layer.weight_std.double(), stds[:20].reshape(4, 5), rtol=tolerance, atol=smallest)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_default_std_is_the_papers_log_variance_of_minus_ten(parameterization):
+    layer = dubito.BayesLinear(3, 2, parameterization=parameterization, dtype=torch.float64)
+    torch.testing.assert_close(2 * layer.weight_std.log(), torch.full((2, 3), -10.0, dtype=torch.float64))
+    assert math.exp(-5) == PAPER_STD
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_log_density_and_entropy_are_the_normal_distributions(parameterization):
+    q = make_posterior(parameterization)
+    points = torch.linspace(-2, 3, 11, dtype=torch.float64)
+    truth = stats.norm(0.7, 0.3)
+    assert q.log_prob(points).tolist() == pytest.approx(truth.logpdf(points.numpy()), rel=1e-12)
+    assert q.entropy().item() == pytest.approx(float(truth.entropy()), rel=1e-12)
+    area, _ = integrate.quad(lambda w: math.exp(q.log_prob(torch.tensor([w]).double()).item()), -3, 4)
+    assert area == pytest.approx(1, abs=1e-8)
+
+
+def test_alpha_parameterization_is_the_papers_product_of_alpha_and_squared_mean():
+    mean, log_alpha = torch.tensor([-2.0, 0.5]), torch.tensor([0.3, -4.0])
+    q = Posterior(mean, log_alpha, Parameterization.ALPHA)
+    torch.testing.assert_close(q.variance, log_alpha.exp() * mean**2)
+    torch.testing.assert_close(q.log_alpha, log_alpha)
+
+
+@pytest.mark.parametrize("prior", ["standard", "learned", "mixture", "log_uniform"])
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_finite_at_zero_means_and_extreme_stds(dtype, parameterization, prior):
+    torch.manual_seed(0)
+    options = {"parameterization": parameterization, "prior": prior, "dtype": dtype}
+    layer = dubito.BayesLinear(3, 2, **options)
+    x = torch.randn(4, 3).to(dtype)
+    smallest = torch.finfo(dtype).smallest_normal
+    # At mu = 1e-3 and sigma = 1e3, alpha's true gradient sigma^2 / mu = 1e9 is more than float16 can hold.
+    for mean in (0.0, smallest / 4, -1e-7, 1.0) if dtype == torch.float16 else (0.0, smallest / 4, -1e-7, 1e-3, 1.0):
+        for sigma in SIGMAS:
+            torch.nn.init.constant_(layer.weight_mean, mean)
+            torch.nn.init.constant_(layer.bias_mean, mean)
+            layer.set_std(sigma)
+            for value in (layer.weight_std.float().mean(), layer.kl_divergence() / 1e3, layer(x).float().mean()):
+                layer.zero_grad()
+                value.backward()
+                assert value.isfinite(), (mean, sigma)
+                for name, parameter in layer.named_parameters():
+                    gradient = parameter.grad
+                    assert gradient is None or gradient.isfinite().all(), (name, mean, sigma)
+            assert layer.weight_mean.grad is not None
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_half_precision_kl_is_that_of_the_same_posterior_in_double_precision(parameterization):
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(8, 8, parameterization=parameterization, dtype=torch.float16)
+    with torch.no_grad():
+        layer.weight_mean[:4] = 0
+    layer.set_std(0.1)
+    q = [(q.mean.double(), q.std.double()) for q in layer.posteriors().values()]
+    normals = [torch.distributions.Normal(mean, std) for mean, std in q]
+    truth = sum(torch.distributions.kl_divergence(n, torch.distributions.Normal(0.0, 1.0)).sum() for n in normals)
+    assert layer.kl_divergence().item() == pytest.approx(truth.item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("given", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_standard_deviation_is_refused_with_its_value(given):
+    with pytest.raises(OptionError, match=rf"standard deviation is {given!r}, but must be a positive"):
+        dubito.BayesLinear(2, 2, initial_std=given)
