@@ -30,7 +30,7 @@ def main() -> None:
     console = Console()
     shutil.rmtree(FOLDER / "run", ignore_errors=True)
     console.print("Training a Bayesian LeNet-5 on 1,294 handwritten digits (8x8 pixels, scaled to 32x32) ...")
-    config = configure(data="digits", epochs=60, warmup_epochs=10)
+    config = configure(data="digits", epochs=40, warmup_epochs=10)
     run = train(config, FOLDER / "run", console=console, report_every=5)
 
     model = dubito.load(run.path)

@@ -287,6 +287,12 @@ def test_the_papers_preset_is_its_appendix() -> None:
     assert configure("default").epochs == 10
 
 
+def test_the_default_preset_is_gentler_with_wide_networks_unless_told_otherwise() -> None:
+    assert configure(model="lenet5").temperature > configure(model="alexnet").temperature
+    assert configure(model="alexnet", temperature=1).temperature == 1
+    assert configure("paper", model="alexnet").temperature == 1
+
+
 def test_the_papers_preset_trains(tmp_path: Path) -> None:
     config = configure("paper", data="digits", epochs=2, samples=2, validation_samples=2)
     rows = train(config, tmp_path / "run", console=quiet).metrics()

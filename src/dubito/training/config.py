@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dubito.errors import OptionError, unknown
 
-__all__ = ["PRESETS", "TrainingConfig", "configure"]
+__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "configure"]
 
 
 def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
@@ -31,7 +31,7 @@ class TrainingConfig:
         "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
     )
     epochs: int = _setting(10, "Passes over the training data.")
-    batch_size: int = _setting(128, "Images in a step, over all processes together.")
+    batch_size: int = _setting(64, "Images in a step, over all processes together.")
     learning_rate: float = _setting(4e-3, "Adam's learning rate, or its peak with one-cycle.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
         "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
@@ -55,7 +55,7 @@ class TrainingConfig:
         "warmup", "How KL is spread over the minibatches: blundell, uniform, warmup or constant."
     )
     warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
-    temperature: float = _setting(0.1, "Multiplies KL; 1 is the true free energy.")
+    temperature: float = _setting(0.05, "Multiplies KL; 1 is the true free energy.")
     samples: int = _setting(1, "Draws of the network in each training step.")
     validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
@@ -111,6 +111,10 @@ class TrainingConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # Tuned on CIFAR-10's validation split. Small batches and mild crops, because these networks underfit before they
+    # overfit in so few epochs; one-cycle, because it converges in them; a prior whose scale is learned, because it is
+    # the tighter bound; KL warmed up, so that weights find a use before the prior removes them; and a temperature
+    # below 1, because at 1 a mean-field posterior explains too little.
     "default": {},
     # The paper's appendix. Its "sample size 10" is read as the draws of equation (3), its -10 as a log-variance.
     "paper": {
@@ -131,6 +135,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Named settings; what a preset does not name has its default."""
 
+WIDER_NETWORKS: dict[str, dict[str, Any]] = {
+    "alexnet": {"learning_rate": 2e-3, "temperature": 0.01},
+    "vgg16": {"learning_rate": 2e-3, "temperature": 0.01},
+}
+"""Where the preset ``default`` differs for networks with many more weights, each of which costs KL."""
+
 
 def configure(preset: str = "default", file: str | os.PathLike[str] | None = None, **settings: Any) -> TrainingConfig:
     """Settings from a preset, overridden by a YAML file, overridden by `settings` (None leaves one alone).
@@ -140,10 +150,10 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
     """
     if preset not in PRESETS:
         raise OptionError(unknown("preset", preset, PRESETS))
-    merged = dict(PRESETS[preset])
-    if file is not None:
-        merged.update(_read_yaml(Path(file)))
-    merged.update({name: value for name, value in settings.items() if value is not None})
+    given = {} if file is None else _read_yaml(Path(file))
+    given.update({name: value for name, value in settings.items() if value is not None})
+    of_model = WIDER_NETWORKS.get(str(given.get("model")), {}) if preset == "default" else {}
+    merged = {**PRESETS[preset], **of_model, **given}
     known = {f.name: f for f in fields(TrainingConfig)}
     for name, value in merged.items():
         if name not in known:
