@@ -6,7 +6,7 @@ With F the layer's linear map (a convolution or a matrix product) and q(w) = N(m
   eps ~ N(0, 1) for each output element. The least noisy gradients. For convolutions it draws every output position
   independently, although in truth the positions share their weights; each position's distribution is exact.
 - ``weight``: draws the weights themselves, F(x, mu + sigma * eps). Exact, also jointly over the positions; all images
-  that share a draw are correlated.
+  that share a draw are correlated. A layer that a network calls twice draws at each call.
 - ``flipout`` (Wen et al. 2018): one draw for the batch, decorrelated by random signs for each example and channel.
 - ``mean``: F(x, mu), deterministic. What `model.eval()` uses.
 """

@@ -196,7 +196,8 @@ def test_the_validation_split_is_disjoint_stratified_and_seeded() -> None:
 
 def test_a_run_folder_has_what_it_takes_to_load_the_network(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
-    assert names == {"config.yaml", "environment.json", "metrics.csv", "best.safetensors", "last.safetensors"}
+    tables = {"config.yaml", "environment.json", "metrics.csv", "posterior.csv"}
+    assert names == tables | {"best.safetensors", "last.safetensors"}
     environment = json.loads((whole / "environment.json").read_text())
     assert environment["seed"] == 0
     assert environment["versions"]["torch"] == torch.__version__
@@ -204,6 +205,9 @@ def test_a_run_folder_has_what_it_takes_to_load_the_network(whole: Path) -> None
     best = min(run.metrics(), key=lambda row: row["val_nll"])
     assert run.read_checkpoint("best")[1] == {"epoch": best["epoch"]}
     network = dubito.load(whole, "last")
+    trace = run.posterior_trace()
+    assert [(row["epoch"], row["layer"]) for row in trace[-2:]] == [(3, "linear6"), (3, "linear7")]
+    assert trace[-1]["std"] == pytest.approx(network.linear7.weight_std.flatten()[trace[-1]["index"]].item())
     assert not network.training
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, tensors(whole)[f"network.{name}"])

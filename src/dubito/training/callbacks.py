@@ -15,8 +15,10 @@ import pytorch_lightning as pl
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
 
 from dubito.errors import DubitoError
+from dubito.layers import BayesLayer
 from dubito.training.classifier import Classifier
 from dubito.training.classifier import Progress as Position
 from dubito.training.run import NETWORK, Run
@@ -39,6 +41,7 @@ class RunKeeper(pl.Callback):
         self.run = run
         self.minutes = minutes
         self.rows: list[dict[str, Any]] = []
+        self.trace: list[dict[str, Any]] = []
         self.best = float("inf")
         self._resumed: dict[str, torch.Tensor] | None = None
         self._interrupted = False
@@ -52,8 +55,8 @@ class RunKeeper(pl.Callback):
         module.start = Position(**notes["progress"])
         for name, value in notes["sums"].items():
             setattr(module.sums, name, value)
-        self.rows, self.best = notes["rows"], notes["best"]
-        self.run.write_metrics(self.rows)  # a kill may have come between the checkpoint and this file
+        self.rows, self.trace, self.best = notes["rows"], notes["trace"], notes["best"]
+        self._write_tables()  # a kill may have come between the checkpoint and these files
         self._resumed = tensors
         return module.start
 
@@ -108,22 +111,45 @@ class RunKeeper(pl.Callback):
         sums = pl_module.sums
         timing = {"seconds": round(sums.seconds, 2), "learning_rate": rate}
         self.rows.append({"epoch": epoch, **timing, **sums.means(), **pl_module.validation})
+        self.trace += _one_weight_per_layer(pl_module.network, epoch)
         pl_module.sums = type(sums)()
         if trainer.is_global_zero:
             if pl_module.validation["val_nll"] < self.best:
                 self.best = pl_module.validation["val_nll"]
                 self.run.write_checkpoint("best", _weights(pl_module), {"epoch": epoch})
             self.save(trainer, pl_module, Position(epoch, 0))
-            self.run.write_metrics(self.rows)
+            self._write_tables()
         if self._interrupted and epoch < pl_module.epochs:
             raise InterruptedTraining(f"Stopped after epoch {epoch}.")
 
+    def _write_tables(self) -> None:
+        self.run.write_table("metrics.csv", self.rows)
+        if self.trace:
+            self.run.write_table("posterior.csv", self.trace)
+
     def save(self, trainer: pl.Trainer, module: Classifier, at: Position) -> None:
         """Write last.safetensors."""
-        notes = {"progress": asdict(at), "sums": module.state(), "rows": self.rows, "best": self.best}
+        notes = {
+            "progress": asdict(at),
+            "sums": asdict(module.sums),
+            "rows": self.rows,
+            "trace": self.trace,
+            "best": self.best,
+        }
         tensors = {**_weights(module), **_optimizer_state(trainer.optimizers[0])}
         self.run.write_checkpoint("last", tensors, notes)
         self._saved = time.monotonic()
+
+
+def _one_weight_per_layer(network: nn.Module, epoch: int) -> list[dict[str, Any]]:
+    """Mean and standard deviation of a fixed weight in the middle of each Bayesian layer."""
+    found = []
+    for name, layer in network.named_modules():
+        if isinstance(layer, BayesLayer):
+            index = layer.weight_mean.numel() // 2
+            mean, std = (t.detach().reshape(-1)[index].item() for t in (layer.weight_mean, layer.weight_std))
+            found.append({"epoch": epoch, "layer": name, "index": index, "mean": mean, "std": std})
+    return found
 
 
 def _weights(module: Classifier) -> dict[str, torch.Tensor]:

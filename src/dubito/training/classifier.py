@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import pytorch_lightning as pl
 import torch
@@ -190,7 +189,3 @@ class Classifier(pl.LightningModule):
         """Adam, with the L2 penalty of frequentist networks."""
         fused = next(self.parameters()).device.type in ("cpu", "cuda")
         return torch.optim.Adam(self.network.parameters(), lr=self.learning_rate, weight_decay=self.l2, fused=fused)
-
-    def state(self) -> dict[str, Any]:
-        """The sums of the epoch under way, for a checkpoint's notes."""
-        return asdict(self.sums)

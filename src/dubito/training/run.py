@@ -3,6 +3,7 @@
     config.yaml        the settings, and what the network must know of its data
     environment.json   versions, hardware, seed and command
     metrics.csv        a row per epoch
+    posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
     best.safetensors   the network at the epoch with the lowest validation NLL
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
 
@@ -92,22 +93,30 @@ class Run:
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
 
-    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """Write metrics.csv, a row per epoch."""
+    def write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write a CSV file with these rows."""
         text = io.StringIO()
         if rows:
             writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        write_atomically(self.path / "metrics.csv", text.getvalue())
+        write_atomically(self.path / name, text.getvalue())
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv, none if there is no epoch yet."""
-        file = self.path / "metrics.csv"
+        return [{name: float(value) for name, value in row.items()} for row in self._read_table("metrics.csv")]
+
+    def posterior_trace(self) -> list[dict[str, Any]]:
+        """The rows of posterior.csv: epoch, layer, index, mean and std of one weight per Bayesian layer."""
+        kinds: dict[str, Any] = {"epoch": int, "layer": str, "index": int, "mean": float, "std": float}
+        return [{name: kinds[name](value) for name, value in row.items()} for row in self._read_table("posterior.csv")]
+
+    def _read_table(self, name: str) -> list[dict[str, str]]:
+        file = self.path / name
         if not file.exists():
             return []
         with file.open(newline="", encoding="utf-8") as lines:
-            return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+            return list(csv.DictReader(lines))
 
     def write_checkpoint(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         """Write tensors and notes (JSON) into one file `name`.safetensors."""
