@@ -13,9 +13,10 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 from dubito.data.batches import key_seed
 from dubito.elbo import ELBO, KLSchedule
 from dubito.errors import NonFiniteError
+from dubito.layers import BayesLayer
 from dubito.prediction import predict
 
-__all__ = ["Classifier", "Progress", "TrainingSums", "one_cycle"]
+__all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
 
 
 @dataclass
@@ -55,6 +56,26 @@ def one_cycle(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (progress - rise) / (1 - rise)))
 
 
+@torch.no_grad()
+def centralize_gradients(network: nn.Module) -> None:
+    """Remove from every filter's gradient its mean over the filter's inputs (Yong et al. 2020).
+
+    Softplus activations are positive, so the weights of a filter have gradients of one sign, and Adam, which looks at
+    signs, moves them all together: with thousands of inputs a small step then shifts the output by many times its
+    spread. Only means of weights are touched; shifts are what the bias is for.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> layer(torch.ones(1, 2)).sum().backward()
+    >>> centralize_gradients(layer)
+    >>> layer.weight.grad, layer.bias.grad
+    (tensor([[0., 0.]]), tensor([1.]))
+    """
+    for layer in network.modules():
+        weight = layer.weight_mean if isinstance(layer, BayesLayer) else getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1 and weight.grad is not None:
+            weight.grad.sub_(weight.grad.mean(tuple(range(1, weight.dim())), keepdim=True))
+
+
 class Classifier(pl.LightningModule):
     """Trains any network with a classification head on images and labels; brings its own validation.
 
@@ -71,6 +92,7 @@ class Classifier(pl.LightningModule):
         schedule: the weight of KL in every minibatch.
         samples: draws in each training step.
         validation_samples: draws for each validation.
+        centralize: remove each filter's mean from its gradient, see :func:`centralize_gradients`.
         seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
     """
 
@@ -85,6 +107,7 @@ class Classifier(pl.LightningModule):
         learning_rate: float = 1e-3,
         lr_schedule: str = "constant",
         l2: float = 0.0,
+        centralize: bool = False,
         schedule: KLSchedule | None = None,
         samples: int = 1,
         validation_samples: int = 5,
@@ -98,6 +121,7 @@ class Classifier(pl.LightningModule):
         self.learning_rate = learning_rate
         self.lr_schedule = lr_schedule
         self.l2 = l2
+        self.centralize = centralize
         self.schedule = schedule or KLSchedule()
         self.validation_samples = validation_samples
         self.seed = seed
@@ -149,6 +173,11 @@ class Classifier(pl.LightningModule):
         rate = self.learning_rate * (one_cycle(progress) if self.lr_schedule == "one-cycle" else 1.0)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = rate
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Centralise the gradients, if asked to."""
+        if self.centralize:
+            centralize_gradients(self.network)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""

@@ -38,6 +38,9 @@ class TrainingConfig:
     )
     l2: float = _setting(0.0, "L2 penalty on the weights of frequentist and dropout networks.")
     clip: float = _setting(0.0, "Largest norm of the gradient; 0 does not clip.")
+    centralize: bool = _setting(
+        True, "Remove each filter's mean from its gradient: deep softplus networks learn several times as fast."
+    )
     augment: bool = _setting(True, "Random crops, and flips where the data set allows them.")
     crop: int = _setting(2, "Pixels by which --augment shifts an image at most.")
     activation: Literal["softplus", "relu"] = _setting("softplus", "Nonlinearity: softplus or relu.")
@@ -123,6 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
         "lr_schedule": "constant",
         "l2": 5e-4,
+        "centralize": False,
         "augment": False,
         "parameterization": "alpha",
         "initial_std": math.exp(-5),
@@ -136,10 +140,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Named settings; what a preset does not name has its default."""
 
 WIDER_NETWORKS: dict[str, dict[str, Any]] = {
-    "alexnet": {"learning_rate": 2e-3, "temperature": 0.01},
-    "vgg16": {"learning_rate": 2e-3, "temperature": 0.01},
+    "alexnet": {"learning_rate": 5e-4, "temperature": 0.01},
+    "vgg16": {"learning_rate": 2e-4, "temperature": 0.01},
 }
-"""Where the preset ``default`` differs for networks with many more weights, each of which costs KL."""
+"""Where the preset ``default`` differs for wider networks: a step moves more inputs at once, and more weights cost KL."""
 
 
 def configure(preset: str = "default", file: str | os.PathLike[str] | None = None, **settings: Any) -> TrainingConfig:

@@ -118,6 +118,7 @@ def _module(run: Run, images: ImageData) -> Classifier:
         learning_rate=config.learning_rate,
         lr_schedule=config.lr_schedule,
         l2=config.l2 if config.inference != "vi" else 0.0,
+        centralize=config.centralize,
         schedule=KLSchedule(config.kl_schedule, config.temperature, config.warmup_epochs),
         samples=config.samples,
         validation_samples=config.validation_samples,
