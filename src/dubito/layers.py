@@ -93,7 +93,9 @@ class BayesLayer(nn.Module, ABC):
             mean = None if shape is None else nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
             self.register_parameter(f"{name}_mean", mean)
             if mean is not None and name in self.bayesian:
-                self.register_parameter(f"{name}_{free}", nn.Parameter(torch.empty_like(mean)))
+                self.register_parameter(
+                    f"{name}_{free}", nn.Parameter(torch.empty(mean.shape, device=mean.device, dtype=mean.dtype))
+                )
         self.reset_parameters()
         self.prior: Prior = self._bind(prior)
 
@@ -102,6 +104,8 @@ class BayesLayer(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Means as the `torch.nn` twin draws its weights, every standard deviation at `initial_std`."""
+        if self.weight_mean.is_meta:
+            return  # no values to draw, and torch would load its compiler to find that out
         nn.init.kaiming_uniform_(self.weight_mean, a=math.sqrt(5))
         if self.bias_mean is not None:
             bound = 1 / math.sqrt(self.fan_in)

@@ -11,7 +11,7 @@ import pytest
 import dubito as package
 from dubito.training.config import TrainingConfig
 
-COMMANDS = ["", "train", "predict", "data", "data list", "data get", "models"]
+COMMANDS = ["", "train", "predict", "evaluate", "compare", "report", "data", "data list", "data get", "models"]
 HEAVY = "torch pytorch_lightning pooch numpy sklearn pyarrow"
 PROGRAM = f"""
 import sys
@@ -51,7 +51,7 @@ def test_every_setting_is_a_flag_with_its_default(dubito, monkeypatch) -> None:
         assert field.metadata["help"] in line
         assert "[default: " in line
     (line,) = [line for line in lines if "--learning-rate " in line]
-    assert "[default: 0.004; paper: 0.001]" in line
+    assert "[default: 0.002; alexnet: 0.0005; vgg16: 0.0002; paper: 0.001]" in line
 
 
 def test_bare_commands_print_their_help(dubito) -> None:

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 import dubito as package
-from dubito.cli.inputs import _with_channels
-from dubito.data import load, normalize, read_image
+from dubito.data import load, normalize, read_image, with_channels
 from dubito.training import Run
 
 COLUMNS = ["path", "label", "confidence", "aleatoric", "epistemic", "entropy", "mutual_information", "error"]
@@ -172,8 +171,8 @@ def test_a_narrow_terminal_cuts_nothing_off(
 
 def test_colour_becomes_gray_as_in_pillow_and_gray_colour() -> None:
     colour = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    gray = _with_channels(colour, 1)
+    gray = with_channels(colour, 1)
     for image, expected in zip(gray, colour, strict=True):
         pillow = Image.fromarray(expected.permute(1, 2, 0).numpy()).convert("L")
         assert image.flatten().tolist() == list(pillow.tobytes())
-    assert torch.equal(_with_channels(gray, 3), gray.repeat(1, 3, 1, 1))
+    assert torch.equal(with_channels(gray, 3), gray.repeat(1, 3, 1, 1))

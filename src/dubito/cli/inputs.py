@@ -94,25 +94,12 @@ def _of_file(path: Path, data: DataDescription) -> Image:
 
 
 def _of_dataset(name: str, channels: int) -> Iterator[Image]:
-    from dubito.data import open_dataset
+    from dubito.data import open_dataset, with_channels
 
     dataset = open_dataset(name).test()
-    images = _with_channels(dataset.images, channels)
+    images = with_channels(dataset.images, channels)
     for index, label in enumerate(dataset.labels.tolist()):
         yield Image(f"{name}/test/{index}", partial(images.__getitem__, index), dataset.class_names[label])
-
-
-def _with_channels(images: Tensor, channels: int) -> Tensor:
-    """Gray images as colour or colour as gray, as Pillow does it with files."""
-    if images.shape[1] == channels:
-        return images
-    if channels == 3:
-        return images.expand(-1, 3, -1, -1)
-    import torch
-
-    weights = torch.tensor([19595, 38470, 7471]).view(1, 3, 1, 1)  # ITU-R 601-2, in 16 bits
-    parts = [((part.int() * weights).sum(1, keepdim=True) + 0x8000 >> 16).byte() for part in images.split(1000)]
-    return torch.cat(parts)
 
 
 class Reader:

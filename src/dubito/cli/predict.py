@@ -77,13 +77,13 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Predict the class of images, with aleatoric and epistemic uncertainty."""
-    _check("--sort", sort, (None, *SORTABLE))
-    _check("--checkpoint", checkpoint, ("best", "last"))
+    require_choice("--sort", sort, (None, *SORTABLE))
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
     write = writer(out) if out else None
     from dubito.training.run import Run
 
     opened = Run.open(run)
-    network = opened.load(checkpoint).to(_device(device))
+    network = opened.load(checkpoint).to(choose_device(device))
     reader = Reader(find_images(images, opened.data), opened.data)
     with progress_bar("Predicting", len(reader.images)) as advance:
         prediction = _predict(network, reader, samples, batch_size, seed, advance)
@@ -97,12 +97,12 @@ def predict(
     _tell_errors(reader)
 
 
-def _check(name: str, value: str | None, valid: Sequence[str | None]) -> None:
+def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
     if value not in valid:
         raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     import torch
 
     if name == "auto":

@@ -26,7 +26,7 @@ def writer(path: Path) -> Callable[[Table], None]:
         raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(formats)}.")
     if path.is_dir():
         raise OptionError(f"--out is {path}, which is a folder, but must be a file.")
-    _check_writable(path)
+    require_writable(path)
     if suffix == ".parquet":
         _pyarrow()
 
@@ -41,7 +41,7 @@ def writer(path: Path) -> Callable[[Table], None]:
     return write
 
 
-def _check_writable(path: Path) -> None:
+def require_writable(path: Path) -> None:
     """An error before hours of work rather than after them."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

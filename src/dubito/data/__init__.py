@@ -17,7 +17,7 @@ from __future__ import annotations
 from dubito.data.batches import Augmentation, Batches, crop_and_flip, normalize
 from dubito.data.dataset import Dataset, DataSource, load, open_dataset, statistics
 from dubito.data.download import Status, cache_folder, fetch, status
-from dubito.data.images import read_image
+from dubito.data.images import read_image, with_channels
 from dubito.data.registry import DATASETS, IMAGE_SIZE, Archive, DataFile, DatasetInfo, dataset_info
 from dubito.data.splits import split_validation
 
@@ -43,4 +43,5 @@ __all__ = [
     "split_validation",
     "statistics",
     "status",
+    "with_channels",
 ]

@@ -17,7 +17,7 @@ from dubito.errors import DataError, OptionError
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "is_gray", "read_image", "resize"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "is_gray", "read_image", "resize", "with_channels"]
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm"}
@@ -70,6 +70,21 @@ def resize(picture: Picture, size: int = IMAGE_SIZE, padding: int = 0) -> Tensor
     image = torch.zeros(len(pixels), size, size, dtype=torch.uint8)
     image[:, padding : padding + inner, padding : padding + inner] = torch.from_numpy(pixels.copy())
     return image
+
+
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Gray uint8 images (N, C, H, W) as colour or colour as gray, as Pillow does it with files.
+
+    >>> with_channels(torch.full((1, 3, 1, 1), 7, dtype=torch.uint8), 1)
+    tensor([[[[7]]]], dtype=torch.uint8)
+    """
+    if images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1).contiguous()
+    weights = torch.tensor([19595, 38470, 7471]).view(1, 3, 1, 1)  # ITU-R 601-2, in 16 bits
+    parts = [((part.int() * weights).sum(1, keepdim=True) + 0x8000 >> 16).byte() for part in images.split(1000)]
+    return torch.cat(parts)
 
 
 def is_gray(path: str | os.PathLike[str]) -> bool:

@@ -32,7 +32,7 @@ class TrainingConfig:
     )
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in a step, over all processes together.")
-    learning_rate: float = _setting(4e-3, "Adam's learning rate, or its peak with one-cycle.")
+    learning_rate: float = _setting(2e-3, "Adam's learning rate, or its peak with one-cycle.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
         "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
     )
@@ -143,7 +143,7 @@ WIDER_NETWORKS: dict[str, dict[str, Any]] = {
     "alexnet": {"learning_rate": 5e-4, "temperature": 0.01},
     "vgg16": {"learning_rate": 2e-4, "temperature": 0.01},
 }
-"""Where the preset ``default`` differs for wider networks: a step moves more inputs at once, and more weights cost KL."""
+"""Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL."""
 
 
 def configure(preset: str = "default", file: str | os.PathLike[str] | None = None, **settings: Any) -> TrainingConfig:

@@ -1,0 +1,187 @@
+"""`dubito compare`: runs side by side on the same test images, with paired differences and their intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dubito.cli.evaluate import json_writer
+from dubito.cli.failure import Debug
+from dubito.cli.predict import choose_device, require_choice
+from dubito.cli.rows import require_writable
+from dubito.cli.terminal import Column, examples, print_table, terminal_width
+from dubito.errors import DubitoError, OptionError, RunError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dubito.evaluation import Evaluation
+    from dubito.evaluation.comparison import Compared, Comparison
+
+__all__ = ["EXAMPLES", "compare"]
+
+EXAMPLES = examples(
+    "dubito compare runs/bayesian runs/frequentist runs/dropout",
+    "dubito compare runs/a runs/b --out comparison.json --figure comparison.png",
+    note="A run that was evaluated already, with the same draws, seed and data, is not evaluated again; folders of "
+    "ensembles that dubito evaluate --ensemble wrote can be given too. Differences are against the first run.",
+)
+
+FIGURES = (".png", ".svg", ".pdf")
+TITLES = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "errors/entropy/auroc": "AUROC",
+    "errors/entropy/aurc": "AURC",
+    "aleatoric": "aleatoric",
+    "epistemic": "epistemic",
+}
+NARROW = ("accuracy", "nll", "ece", "errors/entropy/aurc", "epistemic")
+"""What a terminal with fewer than 100 columns has room for beside the names of runs."""
+SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
+"""Metrics that need a fifth digit."""
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run folders, or evaluated ensembles.")],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Test images of another data set with the same classes.", show_default=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each network.")] = 10,
+    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of draws and resamples.")] = 0,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as JSON.", show_default=False)
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Draw it: {', '.join(FIGURES)}.", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Compare runs on the same test images: Bayesian, frequentist, dropout, ensembles."""
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
+    if len(runs) < 2:
+        raise OptionError("A comparison needs at least 2 runs.")
+    write = json_writer(out) if out else None
+    if figure:
+        _check_figure(figure)
+    import torch
+
+    from dubito import evaluation
+
+    torch.set_flush_denormal(True)
+    where = choose_device(device)
+    evaluations = [_evaluation(run, data, samples, seed, checkpoint, where) for run in runs]
+    found = evaluation.compare(evaluations, bootstrap=bootstrap, seed=seed)
+    if write:
+        write(found.to_dict())
+    if figure:
+        _draw(found, figure)
+    _show(found)
+    for path in filter(None, (out, figure)):
+        typer.echo(f"Wrote {path}.")
+
+
+def _check_figure(path: Path) -> None:
+    if path.suffix.lower() not in FIGURES:
+        raise OptionError(f"--figure is {path}, but its suffix must be one of {', '.join(FIGURES)}.")
+    require_writable(path)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise DubitoError("A figure needs matplotlib, which is missing: pip install 'dubito[train]'.") from None
+
+
+def _evaluation(
+    folder: Path, data: str | None, samples: int, seed: int, checkpoint: str, device: torch.device
+) -> Evaluation:
+    """The stored evaluation of a folder if it fits, else a new one."""
+    from dubito.evaluation import Evaluation, evaluate
+
+    is_run = (folder / "config.yaml").exists()
+    stored: Evaluation | None = None
+    if (folder / "evaluation.json").exists():
+        try:
+            stored = Evaluation.load(folder, images=False)
+        except RunError:
+            if not is_run:
+                raise
+    current = stored is not None and stored.is_current
+    if stored is not None and current:
+        settings = stored.metrics["settings"]
+        wanted = {
+            "data": data or stored.runs[0].config.data,
+            "samples": samples,
+            "seed": seed,
+            "checkpoint": checkpoint,
+        }
+        if all(settings[name] == value for name, value in wanted.items()):
+            return stored
+    members = [folder] if is_run or stored is None else [run.path for run in stored.runs]
+    found = evaluate(
+        members, data=data, samples=samples, noise=(), seed=seed, checkpoint=checkpoint, device=device, progress=True
+    )
+    if not current:  # one that is merely of other settings is somebody's, and stays
+        found.save(folder)
+    return found
+
+
+def _draw(found: Comparison, path: Path) -> None:
+    import io
+
+    from dubito.evaluation.comparison import figure
+    from dubito.training.run import write_atomically
+
+    content = io.BytesIO()
+    figure(found).savefig(content, format=path.suffix.lower()[1:], dpi=200)
+    write_atomically(path, content.getvalue())
+
+
+def _show(found: Comparison) -> None:
+    typer.echo(f"{found.images:,} images of {found.data}; * marks the best value.\n")
+    rows = [row for row in found.rows if row.metric in TITLES]
+    width = terminal_width()
+    shown = rows if width is None or width >= 100 else [row for row in rows if row.metric in NARROW]
+    columns = [Column("run", fold=True), *(Column(TITLES[row.metric], number=True) for row in shown)]
+    print_table(columns, [[name, *(_cell(row, index) for row in shown)] for index, name in enumerate(found.names)])
+    typer.echo(f"\nDifferences from {found.names[0]}, with paired 95 % intervals")
+    columns = [
+        Column("run", fold=True),
+        Column("metric"),
+        Column("difference", number=True),
+        Column("interval", number=True),
+        Column(""),
+    ]
+    print_table(columns, [_difference(name, row, i) for i, name in enumerate(found.names) if i for row in rows])
+
+
+def _cell(row: Compared, index: int) -> str:
+    value = row.values[index]
+    digits = 5 if row.metric in SMALL else 4
+    return "-" if value != value else f"{value:.{digits}f}{'*' if index == row.best else ' ' * (row.best is not None)}"
+
+
+def _difference(name: str, row: Compared, index: int) -> list[str]:
+    from dubito.evaluation.comparison import COMPARED
+
+    low, high = row.difference_intervals[index]
+    digits = 5 if row.metric in SMALL else 4
+    judgement = ""
+    if row.differs(index):
+        more_is_better = COMPARED[row.metric][1]
+        more = row.differences[index] > 0
+        judgement = (
+            ("more" if more else "less") if more_is_better is None else ("worse", "better")[more == more_is_better]
+        )
+    change = f"{row.differences[index]:+.{digits}f}"
+    return [name, TITLES[row.metric], change, f"{low:+.{digits}f} to {high:+.{digits}f}", judgement]

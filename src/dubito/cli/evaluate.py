@@ -1,0 +1,346 @@
+"""`dubito evaluate`: how good a run's probabilities and uncertainties are on test images, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.predict import choose_device, require_choice
+from dubito.cli.rows import require_writable
+from dubito.cli.terminal import Column, examples, print_table
+from dubito.errors import DubitoError, OptionError
+
+if TYPE_CHECKING:
+    from dubito.evaluation import Evaluation
+
+__all__ = ["EXAMPLES", "evaluate", "json_writer"]
+
+EXAMPLES = examples(
+    "dubito evaluate runs/first --ood mnist --out metrics.json",
+    "dubito evaluate runs/mnist --ood fashion-mnist --noise 0,0.1,0.2,0.3",
+    "dubito evaluate runs/a runs/b runs/c --ensemble",
+    note="Predictions and metrics are kept in the run folder (evaluation.json, evaluation.safetensors), where dubito "
+    "report and dubito compare find them. Intervals are bootstrap intervals, 95 %. Temperature scaling and conformal "
+    "sets are calibrated on the images that the training held out.",
+)
+
+TITLES = {
+    "accuracy": "accuracy",
+    "top5_accuracy": "top-5 accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error, 15 bins of equal width",
+    "ece_equal_mass": "calibration error, 15 bins of equal mass",
+    "aleatoric": "aleatoric uncertainty",
+    "epistemic": "epistemic uncertainty",
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+}
+CONFUSIONS = 5
+"""How many of the most frequent confusions are told; the matrix is in the JSON."""
+
+
+def evaluate(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders that dubito train made.", show_default=False)
+    ],
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Treat the runs as members of one network: all draws together.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Test images of another data set with the same classes.", show_default=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Data set whose test images should be found strange; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(metavar="LIST", help="Noise added to pixels in [0, 1]: standard deviations, or none.")
+    ] = "0,0.1,0.2,0.3",
+    noise_images: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Test images that get noise, 0 for all.")
+    ] = 2000,
+    coverage: Annotated[float, typer.Option(metavar="SHARE", help="Requested of conformal sets.")] = 0.9,
+    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of draws, noise and resamples.")] = 0,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the metrics to this JSON file.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the evaluation is kept. [dim]\\[default: the run folder; for an ensemble, ensemble-NAMES "
+            "beside the first run][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="Classes shown, the worst first; 0 for all.")] = 10,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images at once.")] = 256,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Measure accuracy, calibration and both uncertainties of a run on test images."""
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
+    levels = _levels(noise)
+    groups = [runs] if ensemble else [[run] for run in runs]
+    if len(groups) > 1 and (out or folder):
+        raise OptionError(
+            f"--{'out' if out else 'folder'} is for one evaluation, but without --ensemble each run is one."
+        )
+    write = json_writer(out) if out else None
+    import torch
+
+    from dubito import evaluation
+
+    # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+    torch.set_flush_denormal(True)
+    for number, group in enumerate(groups):
+        found = evaluation.evaluate(
+            group,
+            data=data,
+            samples=samples,
+            ood=ood or (),
+            noise=levels,
+            noise_images=noise_images or None,
+            coverage=coverage,
+            bootstrap=bootstrap,
+            seed=seed,
+            checkpoint=checkpoint,
+            batch_size=batch_size,
+            device=choose_device(device),
+            progress=True,
+        )
+        home = folder or _home(group)
+        found.save(home)
+        if write:
+            write(found.metrics)
+        if number:
+            typer.echo()
+        show(found, top)
+        typer.echo(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
+        typer.echo(f"Next: dubito report {shlex.quote(str(home))}")
+
+
+def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
+    """What writes a JSON file atomically; a place that cannot be written to is refused at once."""
+    if path.is_dir():
+        raise OptionError(f"--out is {path}, which is a folder, but must be a file.")
+    require_writable(path)
+
+    def write(content: dict[str, Any]) -> None:
+        from dubito.training.run import write_atomically
+
+        try:
+            write_atomically(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        except OSError as error:  # which would name the temporary file
+            raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
+
+    return write
+
+
+def _levels(text: str) -> tuple[float, ...]:
+    if text.strip().lower() in ("", "none"):
+        return ()
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise OptionError(f"--noise is {text!r}, but must be numbers with commas between, such as 0,0.1,0.2.") from None
+
+
+def _home(group: Sequence[Path]) -> Path:
+    """Where an evaluation is kept."""
+    if len(group) == 1:
+        return group[0]
+    names = "-".join(run.resolve().name for run in group)
+    return group[0].resolve().parent / f"ensemble-{names}"[:200]
+
+
+def show(found: Evaluation, top: int) -> None:
+    """Print an evaluation as tables."""
+    metrics = found.metrics
+    typer.echo(_wrapped(_headline(found)))
+    _show_metrics(metrics)
+    _show_errors(metrics)
+    for name, scores in metrics["ood"].items():
+        _show_other(name, scores)
+    _show_noise(metrics)
+    _show_calibration(metrics)
+    _show_classes(metrics, top)
+    _show_confusions(metrics, found.class_names)
+
+
+def _headline(found: Evaluation) -> str:
+    settings = found.metrics["settings"]
+    what = ", ".join(dict.fromkeys(f"{run['inference']} {run['model']}" for run in settings["runs"]))
+    who = f"Ensemble of {len(found.runs)} runs" if len(found.runs) > 1 else str(found.runs[0].path)
+    temperature = settings["temperature"]
+    trained = f", trained at temperature {temperature:g}" if temperature is not None else ""
+    draws = found.test.prediction.samples
+    return (
+        f"{who} ({what}{trained}): {len(found.test):,} images of {found.test.name}, {draws} draw{'s' * (draws != 1)}."
+    )
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _range(edges: Sequence[float | None], digits: int = 4) -> str:
+    return f"{_number(edges[0], digits)} to {_number(edges[1], digits)}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def _title(text: str) -> None:
+    typer.echo(f"\n{text}")
+
+
+def _show_metrics(metrics: dict[str, Any]) -> None:
+    typer.echo()
+    columns = (Column("metric"), Column("value", number=True), Column("95 % interval", number=True))
+    rows = []
+    for key, title in TITLES.items():
+        if key in metrics:
+            digits = 5 if key in ("aleatoric", "epistemic") else 4
+            rows.append((title, _number(metrics[key], digits), _range(metrics["intervals"][key], digits)))
+    print_table(columns, rows)
+
+
+def _show_errors(metrics: dict[str, Any]) -> None:
+    wrong = sum(sum(row) for row in metrics["confusion"]) - sum(row[i] for i, row in enumerate(metrics["confusion"]))
+    _title(f"How well each uncertainty finds the {wrong:,} mistakes (AURC: risk-coverage area)")
+    columns = (
+        Column("uncertainty"),
+        Column("AUROC", number=True),
+        Column("interval", number=True),
+        Column("AURC", number=True),
+        Column("interval", number=True),
+        Column("excess", number=True),
+    )
+    rows = [
+        (
+            _words(name),
+            _number(row["auroc"], 3),
+            _range(row["auroc_interval"], 3),
+            _number(row["aurc"], 5),
+            _range(row["aurc_interval"], 5),
+            _number(row["excess_aurc"], 5),
+        )
+        for name, row in metrics["errors"].items()
+    ]
+    print_table(columns, rows)
+
+
+def _words(name: str) -> str:
+    return "1 - confidence" if name == "confidence" else name.replace("_", " ")
+
+
+def _show_other(name: str, scores: dict[str, Any]) -> None:
+    _title(f"How well each uncertainty tells {name} apart")
+    columns = (
+        Column("uncertainty"),
+        Column("AUROC", number=True),
+        Column("interval", number=True),
+        Column("AUPR", number=True),
+        Column("FPR at 95 % TPR", number=True),
+    )
+    rows = [
+        (_words(key), _number(row["auroc"]), _range(row["auroc_interval"]), _number(row["aupr"]), _number(row["fpr95"]))
+        for key, row in scores.items()
+    ]
+    print_table(columns, rows)
+
+
+def _show_noise(metrics: dict[str, Any]) -> None:
+    if not metrics["noise"]:
+        return
+    _title(f"Noise on the pixels of {metrics['settings']['noise_images']:,} test images")
+    names = ("accuracy", "aleatoric", "epistemic", "entropy", "mutual_information")
+    columns = (Column("noise", number=True), *(Column(_words(name), number=True) for name in names))
+    rows = [
+        (
+            f"{level['gamma']:g}",
+            *(_number(level[name], 5 if name in ("aleatoric", "epistemic") else 4) for name in names),
+        )
+        for level in metrics["noise"]
+    ]
+    print_table(columns, rows)
+
+
+def _show_calibration(metrics: dict[str, Any]) -> None:
+    scaling, conformal = metrics["temperature_scaling"], metrics["conformal"]
+    if scaling is None:
+        return
+    _title(
+        f"Calibrated on {scaling['images']:,} validation images: probabilities^(1/T), T = {scaling['temperature']:.3f}"
+    )
+    names = ("nll", "brier", "ece", "ece_equal_mass")
+    columns = (Column(""), *(Column(title, number=True) for title in ("NLL", "Brier", "ECE", "ECE, equal mass")))
+    print_table(columns, [(when, *(_number(scaling[when][name]) for name in names)) for when in ("before", "after")])
+    _title(f"Conformal sets, calibrated on the same images for coverage {conformal['requested']:g}")
+    columns = (
+        Column("method"),
+        *(Column(title, number=True) for title in ("coverage", "worst class", "mean size", "empty")),
+    )
+    rows = []
+    for method in ("lac", "aps"):
+        row = conformal[method]
+        worst = min((value for value in row["class_coverage"] if value is not None), default=None)
+        values = (row["coverage"], worst, row["mean_size"], row["empty"])
+        rows.append((method.upper(), *(_number(value) for value in values)))
+    print_table(columns, rows)
+
+
+def _show_classes(metrics: dict[str, Any], top: int) -> None:
+    table = sorted(metrics["per_class"], key=lambda row: row["recall"])
+    shown = table if top == 0 else table[:top]
+    _title("Classes, the one with the lowest recall first")
+    columns = (
+        Column("class", fold=True),
+        Column("images", number=True),
+        *(Column(title, number=True) for title in ("precision", "recall", "F1", "aleatoric", "epistemic")),
+    )
+    rows = [
+        (
+            row["class"],
+            f"{row['support']:,}",
+            *(_number(row[name], 3) for name in ("precision", "recall", "f1")),
+            *(_number(row[name], 5) for name in ("aleatoric", "epistemic")),
+        )
+        for row in shown
+    ]
+    print_table(columns, rows)
+    if len(shown) < len(table):
+        typer.echo(f"{len(table) - len(shown)} more classes; --top 0 shows all.")
+
+
+def _show_confusions(metrics: dict[str, Any], names: Sequence[str]) -> None:
+    pairs = [
+        (count, truth, label)
+        for truth, row in enumerate(metrics["confusion"])
+        for label, count in enumerate(row)
+        if count and truth != label
+    ]
+    pairs.sort(key=lambda pair: (-pair[0], pair[1:]))
+    if pairs:
+        told = ", ".join(f"{names[truth]} as {names[label]} ({count})" for count, truth, label in pairs[:CONFUSIONS])
+        _title(_wrapped(f"Most often confused: {told}."))

@@ -1,0 +1,11 @@
+"""Evaluation: metrics, post-hoc calibration, the evaluation of runs and ensembles, and their comparison.
+
+Nothing here needs Lightning; matplotlib is imported when used.
+"""
+
+from __future__ import annotations
+
+from dubito.evaluation.comparison import Comparison, compare
+from dubito.evaluation.evaluation import Evaluated, Evaluation, NoiseLevel, evaluate, pool
+
+__all__ = ["Comparison", "Evaluated", "Evaluation", "NoiseLevel", "compare", "evaluate", "pool"]

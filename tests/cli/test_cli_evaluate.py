@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dubito import cli
+from dubito.evaluation import Evaluation
+
+QUICK = ("--samples", 2, "--bootstrap", 50, "--noise", "0,0.2", "--noise-images", 50)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A run of its own, for evaluations are written into it."""
+    return Path(shutil.copytree(trained, tmp_path / "bayesian"))
+
+
+@pytest.fixture(scope="session")
+def frequentist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("twins") / "frequentist"
+    assert cli.run(["train", "--inference", "frequentist", "--epochs", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_it_prints_tables_and_writes_what_the_library_finds(dubito, run: Path) -> None:
+    result = dubito("evaluate", run, *QUICK, "--out", "metrics.json")
+    assert result.code == 0, result.err
+    found = json.loads(Path("metrics.json").read_text())
+    for key in ("accuracy", "nll", "brier", "ece", "aleatoric", "epistemic"):
+        assert isinstance(found[key], float)
+    stored = Evaluation.load(run)
+    assert stored.metrics == found
+    assert stored.is_current
+    assert f"{found['accuracy']:.4f}" in result.out
+    for text in ("359 images of digits/test", "epistemic uncertainty", "AURC", "Noise", "LAC", "APS", "recall"):
+        assert text in result.out
+    assert "temperature 0.05" in result.out
+    assert f"The evaluation is in {run}, its metrics in metrics.json." in result.out
+    assert all(len(line) <= 80 for line in result.out.splitlines()[1:] if str(run) not in line)
+    # The same command gives the same file.
+    first = Path("metrics.json").read_bytes()
+    assert dubito("evaluate", run, *QUICK, "--out", "metrics.json").code == 0
+    assert Path("metrics.json").read_bytes() == first
+
+
+def test_other_data_sets_noise_and_classes_are_options(dubito, run: Path) -> None:
+    import numpy as np
+
+    images = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    np.savez("other.npz", x_train=images, y_train=np.arange(40) % 4, x_test=images, y_test=np.arange(40) % 4)
+    result = dubito(
+        "evaluate", run, "--samples", 2, "--bootstrap", 20, "--noise", "none", "--ood", "other.npz", "--top", 3
+    )
+    assert result.code == 0, result.err
+    assert "tells other.npz apart" in result.out
+    assert "FPR at 95 % TPR" in result.out
+    assert "Noise" not in result.out
+    assert "7 more classes; --top 0 shows all." in result.out
+
+
+def test_several_runs_are_evaluated_in_turn_or_as_an_ensemble(
+    dubito, run: Path, frequentist: Path, tmp_path: Path
+) -> None:
+    twin = Path(shutil.copytree(frequentist, tmp_path / "frequentist"))
+    result = dubito("evaluate", run, twin, *QUICK)
+    assert result.code == 0, result.err
+    assert Evaluation.load(run).test.prediction.samples == 2
+    assert Evaluation.load(twin).test.prediction.samples == 1
+    result = dubito("evaluate", run, twin, *QUICK, "--ensemble", "--out", "ensemble.json")
+    assert result.code == 0, result.err
+    assert "Ensemble of 2 runs" in result.out
+    folder = tmp_path / "ensemble-bayesian-frequentist"
+    assert Evaluation.load(folder).test.prediction.samples == 3
+    assert json.loads(Path("ensemble.json").read_text()) == Evaluation.load(folder).metrics
+    # An ensemble can be compared too.
+    result = dubito("compare", run, folder, "--samples", 2, "--bootstrap", 20)
+    assert result.code == 0, result.err
+    assert "bayesian+frequentist" in result.out
+
+
+def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, frequentist: Path, tmp_path: Path) -> None:
+    twin = Path(shutil.copytree(frequentist, tmp_path / "frequentist"))
+    assert dubito("evaluate", run, *QUICK).code == 0
+    before = (run / "evaluation.json").read_bytes()
+    options = ("--samples", 2, "--bootstrap", 50)
+    result = dubito("compare", run, twin, *options, "--out", "comparison.json", "--figure", "comparison.png")
+    assert result.code == 0, result.err
+    assert (run / "evaluation.json").read_bytes() == before  # used, not made again
+    assert Evaluation.load(twin).is_current  # made and kept
+    found = json.loads(Path("comparison.json").read_text())
+    assert found["names"] == ["bayesian", "frequentist"]
+    assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "* marks the best value" in result.out
+    assert "Differences from bayesian" in result.out
+    best = found["metrics"]["nll"]["best"]
+    value = found["metrics"]["nll"]["values"][found["names"].index(best)]
+    assert f"{value:.4f}*" in result.out
+    assert found["metrics"]["epistemic"]["values"][1] == 0
+    # Other settings are evaluated again, but what is stored stays.
+    assert dubito("compare", run, twin, "--samples", 1, "--bootstrap", 20).code == 0
+    assert (run / "evaluation.json").read_bytes() == before
+    # Other weights make it stale.
+    shutil.copy(run / "last.safetensors", run / "best.safetensors")
+    assert dubito("compare", run, twin, *options).code == 0
+    assert (run / "evaluation.json").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "nothing"), "There is no run folder nothing"),
+        (("evaluate", "empty"), "it has no config.yaml"),
+        (("evaluate", "half"), "train it for an epoch first"),
+        (("evaluate", "broken"), "is damaged"),
+        (("evaluate", "garbled"), "is not a run's configuration"),
+        (("evaluate", "RUN", "--ood", "no-such-set"), "no-such-set"),
+        (("evaluate", "RUN", "--ood", "digits"), "cannot be out of distribution"),
+        (("evaluate", "RUN", "--data", "cifar100"), "has 100 classes, but the network of"),
+        (("evaluate", "RUN", "--data", "fashion-mnist"), "--ood fashion-mnist"),
+        (("evaluate", "RUN", "--noise", "0,a"), "--noise is '0,a'"),
+        (("evaluate", "RUN", "--noise=-1"), "levels are standard deviations"),
+        (("evaluate", "RUN", "--coverage", "2"), "coverage is 2.0"),
+        (("evaluate", "RUN", "--checkpoint", "worst"), "--checkpoint is 'worst'"),
+        (("evaluate", "RUN", "--out", "empty"), "which is a folder"),
+        (("evaluate", "RUN", "RUN", "--out", "a.json"), "--out is for one evaluation"),
+        (("compare", "RUN"), "at least 2 runs"),
+        (("compare", "RUN", "empty"), "it has no config.yaml"),
+        (("compare", "RUN", "half"), "train it for an epoch first"),
+        (("compare", "RUN", "RUN", "--figure", "a.txt"), "suffix must be one of .png"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_sentence(dubito, run: Path, arguments: tuple[str, ...], message: str) -> None:
+    Path("empty").mkdir()
+    for name in ("half", "broken", "garbled"):
+        shutil.copytree(run, name)
+    Path("half/best.safetensors").unlink()
+    Path("broken/best.safetensors").write_bytes(Path("broken/best.safetensors").read_bytes()[:1000])
+    Path("garbled/config.yaml").write_text("training: [")
+    given = [str(run) if argument == "RUN" else argument for argument in arguments]
+    quick = ("--samples", 1, "--bootstrap", 10)
+    result = dubito(*given, *quick)
+    assert result.code == 1
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_half_written_evaluation_is_made_again_by_compare(dubito, run: Path, frequentist: Path) -> None:
+    assert dubito("evaluate", run, *QUICK).code == 0
+    text = (run / "evaluation.json").read_text()
+    (run / "evaluation.json").write_text(text[:200])
+    shutil.copytree(frequentist, "frequentist")
+    assert dubito("compare", run, "frequentist", "--samples", 2, "--bootstrap", 20).code == 0
+    assert Evaluation.load(run).is_current
