@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: lint types
+test: lint types browser
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -23,6 +23,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(READY)
+
+# The browser tests need Debian's chromium; without it they are skipped, or fail where CI=true.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing chromium for the browser tests ..." \
+	&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; } \
+	|| echo "chromium is neither here nor installable by this user: browser tests will not run."
 
 clean:
 	rm -rf $(VENV) demo build dist src/*.egg-info

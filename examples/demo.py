@@ -20,6 +20,8 @@ from rich.table import Table
 
 import dubito
 from dubito.data import load, normalize
+from dubito.evaluation import evaluate
+from dubito.evaluation.report import write_report
 from dubito.training import configure, train
 
 FOLDER = Path("demo")
@@ -48,7 +50,9 @@ def main() -> None:
     console.print(table(prediction, test, chosen))
     picture = FOLDER / "digits.png"
     draw(prediction, test, chosen, picture)
-    console.print(f"\nPicture: {picture}\nRun:     {run.path}")
+    console.print("\nEvaluating for the report ...")
+    report = write_report(evaluate([run], samples=20, progress=True), FOLDER / "report.html", run.path / "figures")
+    console.print(f"\nPicture: {picture}\nReport:  {report} (open it in a browser)\nRun:     {run.path}")
 
 
 def table(prediction: dubito.Prediction, test: dubito.data.Dataset, chosen: torch.Tensor) -> Table:

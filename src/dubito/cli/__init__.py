@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dubito import __version__
-from dubito.cli import data, models, predict, train
+from dubito.cli import compare, data, evaluate, models, predict, report, train
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
 
@@ -55,6 +55,9 @@ def dubito(
 
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("report", epilog=report.EXAMPLES)(report.report)
+app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.add_typer(data.app, name="data", epilog=data.EXAMPLES)
 app.command("models", epilog=models.EXAMPLES)(models.models)
 

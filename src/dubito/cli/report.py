@@ -1,0 +1,72 @@
+"""`dubito report`: one HTML file to look at, and every figure for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.terminal import examples
+
+__all__ = ["EXAMPLES", "report"]
+
+EXAMPLES = examples(
+    "dubito report runs/first",
+    "dubito report runs/mnist --ood fashion-mnist --out mnist.html",
+    note="The run is evaluated first, unless it holds an evaluation of these weights that fits. The file needs no "
+    "other: it can be sent, opened without a network, and printed.",
+)
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run folder that dubito train made, or an evaluation's.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The HTML file. [dim]\\[default: RUN/report.html][/dim]", show_default=False),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Draws of the network. [dim]\\[default: as evaluated, else 10][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Data set whose images should be found strange; may be given again. "
+            "[dim]\\[default: as evaluated][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where every figure goes as PNG and SVG. [dim]\\[default: RUN/figures][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a report to look at: how good a network is, and how far its doubts can be trusted."""
+    import torch
+
+    from dubito.evaluation.report import evaluation_of, write_report
+
+    # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+    torch.set_flush_denormal(True)
+    evaluation = evaluation_of(run, samples=samples, ood=ood or None, progress=True)
+    folder = figures or run / "figures"
+    file = write_report(evaluation, out or run / "report.html", folder)
+    typer.echo(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")

@@ -1,0 +1,353 @@
+"""Which figures an evaluation has, each with its title, caption and painter; those that do not apply are not there."""
+
+# ruff: noqa: RUF001 - captions have Greek letters
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+from dubito.evaluation import figures
+from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
+from dubito.evaluation.evaluation import Evaluated, Evaluation
+from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
+from dubito.evaluation.thumbnails import choose_points
+from dubito.layers import BayesLayer
+
+__all__ = [
+    "GALLERIES",
+    "Illustration",
+    "Points",
+    "chosen_images",
+    "has_epistemic",
+    "illustrations",
+    "measured",
+    "other_names",
+    "points",
+    "posterior_layers",
+]
+
+TEST_POINTS, OOD_POINTS = 1400, 600
+GALLERY_SIZE = 12
+GALLERIES = {
+    "most-aleatoric": "The most aleatoric images",
+    "most-epistemic": "The most epistemic images",
+    "confidently-wrong": "Most confidently wrong",
+}
+
+
+@dataclass(frozen=True)
+class Illustration:
+    """A figure: its file's name, what it shows, and what draws it."""
+
+    name: str
+    title: str
+    caption: str
+    paint: Callable[[Axes], object]
+    size: tuple[float, float] = figures.COLUMN
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The images of the scatter plot: a part of the test set and of the others, the extremes among them."""
+
+    images: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    confidence: Tensor
+    predicted: Tensor
+    truth: list[int | None]
+    groups: list[str]
+    order: list[str]
+    total: int
+
+
+def illustrations(evaluation: Evaluation, network: nn.Module | None) -> dict[str, list[Illustration]]:
+    """The figures by section; `network` for those of its posterior."""
+    return {
+        "training": list(_training(evaluation)),
+        "calibration": list(_calibration(evaluation)),
+        "mistakes": list(_mistakes(evaluation)),
+        "uncertainty": list(_uncertainty(evaluation)),
+        "images": list(_galleries(evaluation)),
+        "noise": list(_noise(evaluation)),
+        "classes": list(_classes(evaluation)),
+        "posterior": list(_posterior(evaluation, network)),
+    }
+
+
+def has_epistemic(evaluation: Evaluation) -> bool:
+    """Whether the draws differ at all."""
+    return bool((evaluation.test.prediction.epistemic > 0).any())
+
+
+def measured(evaluation: Evaluation) -> tuple[str, ...]:
+    """Uncertainties that are not 0 for every image."""
+    useless = () if has_epistemic(evaluation) else ("epistemic", "mutual_information")
+    return tuple(name for name in UNCERTAINTIES if name not in useless)
+
+
+def other_names(evaluation: Evaluation) -> dict[str, str]:
+    """What the other data sets are called in figures: a file or folder by its name, not by its path."""
+    short = {name: Path(name).stem if Path(name).suffix == ".npz" else Path(name).name for name in evaluation.ood}
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
+
+
+def _labels(part: Evaluated) -> Tensor:
+    assert part.labels is not None
+    return part.labels
+
+
+def _wrong(part: Evaluated) -> Tensor:
+    return part.prediction.label != _labels(part)
+
+
+def _training(evaluation: Evaluation) -> Iterator[Illustration]:
+    rows = evaluation.runs[0].metrics()
+    if not rows:
+        return
+    captions = {
+        "nll": ("Negative log-likelihood", "Training (with augmentation and noise) and validation. Lower is better."),
+        "accuracy": ("Accuracy", "Share of images whose most probable class is the true one."),
+        "kl": ("KL divergence", "How far the posterior is from its prior: what the network has learned, in nats."),
+    }
+    for quantity, (title, caption) in captions.items():
+        if quantity == "kl" and not any(row.get("kl") for row in rows):
+            continue  # point estimates have none
+        paint = partial(figures.learning_curves, rows=rows, quantity=quantity)
+        yield Illustration(f"learning-{quantity}", title, caption, paint)
+
+
+def _calibration(evaluation: Evaluation) -> Iterator[Illustration]:
+    probs, labels = evaluation.test.prediction.probs, _labels(evaluation.test)
+    scaling, conformal = evaluation.metrics["temperature_scaling"], evaluation.metrics["conformal"]
+    calibrated = temper(probs, scaling["temperature"]) if scaling else None
+    yield Illustration(
+        "reliability",
+        "Reliability diagram",
+        "Accuracy of images by the network's confidence in them, 15 bins, with 95 % intervals. Below the diagonal it "
+        "is too sure, above it too modest.",
+        partial(figures.reliability_diagram, probs=probs, labels=labels, calibrated=calibrated),
+    )
+    if conformal:
+        yield Illustration(
+            "conformal",
+            "Conformal prediction sets",
+            "How many classes a set holds, if it is to hold the true one for "
+            f"{conformal['requested']:.0%} of images.".replace("%", " %"),
+            partial(figures.conformal_set_sizes, sizes=_set_sizes(evaluation)),
+        )
+
+
+def _set_sizes(evaluation: Evaluation) -> dict[str, Tensor]:
+    """(N,) the sizes of the test images' prediction sets, by method, as the evaluation calibrated them."""
+    sizes = {}
+    for method in ConformalMethod:
+        found = evaluation.metrics["conformal"][method.value]
+        threshold = math.inf if found["threshold"] is None else found["threshold"]
+        seed = evaluation.metrics["settings"]["seed"]
+        coverage = evaluation.metrics["conformal"]["requested"]
+        conformal = Conformal(method, coverage, threshold, found["randomized"], seed)
+        sizes[method.value] = conformal.sets(evaluation.test.prediction.probs).sum(1)
+    return sizes
+
+
+def _mistakes(evaluation: Evaluation) -> Iterator[Illustration]:
+    test = evaluation.test
+    values = {name: v for name, v in uncertainties(test.prediction).items() if name in measured(evaluation)}
+    yield Illustration(
+        "risk-coverage",
+        "Risk against coverage",
+        "Error rate among the images that are kept when the most uncertain ones are left to someone else. The faster "
+        "a curve falls to the left, the better that uncertainty finds the mistakes.",
+        partial(figures.risk_coverage, errors=_wrong(test), uncertainties=values),
+    )
+
+
+def _uncertainty(evaluation: Evaluation) -> Iterator[Illustration]:
+    test, others = evaluation.test, other_names(evaluation)
+    wrong = _wrong(test)
+    for name in ("aleatoric", "epistemic"):
+        if name not in measured(evaluation):
+            continue
+        values = getattr(test.prediction, name)
+        groups = {"right": values[~wrong], "wrong": values[wrong]}
+        groups |= {shown: getattr(evaluation.ood[other].prediction, name) for other, shown in others.items()}
+        among = "right and wrong predictions" + (" and other data" if evaluation.ood else "")
+        yield Illustration(
+            f"histogram-{name}",
+            f"{name.capitalize()} uncertainty",
+            f"Among {among}; each group adds up to 100 %.",
+            partial(figures.uncertainty_histogram, groups=groups, name=name),
+        )
+    if has_epistemic(evaluation):
+        shown = points(evaluation)
+        yield Illustration(
+            "scatter",
+            "Aleatoric against epistemic",
+            f"{len(shown.groups):,} of {shown.total:,} images, the extremes among them.",
+            partial(
+                figures.uncertainty_scatter,
+                aleatoric=shown.aleatoric,
+                epistemic=shown.epistemic,
+                groups=shown.groups,
+                order=shown.order,
+            ),
+            (3.4, 3.0),
+        )
+
+
+def points(evaluation: Evaluation) -> Points:
+    """The images of the scatter plot."""
+    test = evaluation.test
+    wrong = _wrong(test)
+    chosen = choose_points([*_scores(test), test.prediction.confidence * wrong], TEST_POINTS)
+    parts = [(test, chosen)]
+    truth: list[int | None] = _labels(test)[chosen].tolist()
+    groups = ["wrong" if is_wrong else "right" for is_wrong in wrong[chosen].tolist()]
+    for name, shown in other_names(evaluation).items():
+        part = evaluation.ood[name]
+        chosen = choose_points(_scores(part), OOD_POINTS // len(evaluation.ood))
+        parts.append((part, chosen))
+        truth += [None] * len(chosen)
+        groups += [shown] * len(chosen)
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(part.prediction, name)[index] for part, index in parts])
+
+    return Points(
+        images=torch.cat([part.images[index] for part, index in parts]),
+        aleatoric=joined("aleatoric"),
+        epistemic=joined("epistemic"),
+        confidence=joined("confidence"),
+        predicted=joined("label"),
+        truth=truth,
+        groups=groups,
+        order=["right", *other_names(evaluation).values(), "wrong"],
+        total=sum(len(part) for part, _ in parts),
+    )
+
+
+def _scores(part: Evaluated) -> list[Tensor]:
+    return [part.prediction.aleatoric, part.prediction.epistemic]
+
+
+def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
+    """For every gallery that has any, the numbers of its test images, the most extreme first."""
+    prediction, wrong = evaluation.test.prediction, _wrong(evaluation.test)
+    chosen = {"most-aleatoric": prediction.aleatoric.argsort(descending=True, stable=True)}
+    if has_epistemic(evaluation):
+        chosen["most-epistemic"] = prediction.epistemic.argsort(descending=True, stable=True)
+    surest = (prediction.confidence * wrong).argsort(descending=True, stable=True)
+    chosen["confidently-wrong"] = surest[: int(wrong.sum())]
+    return {name: index[:GALLERY_SIZE] for name, index in chosen.items() if len(index)}
+
+
+def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
+    test = evaluation.test
+    for name, index in chosen_images(evaluation).items():
+        rows = -(-len(index) // 3)
+        yield Illustration(
+            name,
+            GALLERIES[name],
+            "Mean probabilities of the likeliest classes; error bars are one epistemic standard deviation.",
+            partial(
+                figures.gallery,
+                images=test.images[index],
+                probs=test.prediction.probs[index],
+                spread=test.prediction.epistemic_per_class[index].sqrt(),
+                class_names=evaluation.class_names,
+                labels=_labels(test)[index].tolist(),
+            ),
+            (7.0, 1.12 * rows + 0.15),
+        )
+
+
+def _noise(evaluation: Evaluation) -> Iterator[Illustration]:
+    levels = evaluation.noise
+    if len(levels) < 2:
+        return
+    gammas = [level.gamma for level in levels]
+    for name in ("aleatoric", "epistemic", "accuracy"):
+        if name == "epistemic" and not has_epistemic(evaluation):
+            continue
+        given: dict[str, Any] = {}
+        if name != "accuracy":
+            given["intervals"] = [getattr(level, f"{name}_interval") for level in levels]
+        values = [getattr(level, name) for level in levels]
+        paint = partial(figures.noise_response, gammas=gammas, values=values, name=name, **given)
+        title = "Accuracy" if name == "accuracy" else f"{name.capitalize()} uncertainty"
+        form = "{:.1%}" if name == "accuracy" else "{:.3g}"
+        first, last = (form.format(value).replace("%", " %") for value in (values[0], values[-1]))
+        shaded = "; shaded are 95 % intervals" if given else ""
+        caption = f"{first} at γ = {gammas[0]:g}, {last} at γ = {gammas[-1]:g}{shaded}."
+        yield Illustration(f"noise-{name}", title, caption, paint)
+
+
+def _classes(evaluation: Evaluation) -> Iterator[Illustration]:
+    count = len(evaluation.class_names)
+    matrix = evaluation.metrics["confusion"]
+    side = 3.6 if count <= 10 else 4.8
+    yield Illustration(
+        "confusion",
+        "Confusion matrix",
+        "A row for each true class, a column for each predicted one; colours are shares of the row.",
+        partial(figures.confusion, matrix=matrix, class_names=evaluation.class_names),
+        (side, side),
+    )
+
+
+def posterior_layers(network: nn.Module | None) -> dict[str, BayesLayer]:
+    """The Bayesian layers of a network by name, none if it has none."""
+    modules = network.named_modules() if network is not None else ()
+    return {name: module for name, module in modules if isinstance(module, BayesLayer)}
+
+
+def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Illustration]:
+    layers = posterior_layers(network)
+    if not layers:
+        return
+    with torch.no_grad():
+        means = {name: layer.weight_mean.detach() for name, layer in layers.items()}
+        stds = {name: layer.weight_std.detach() for name, layer in layers.items()}
+        ratios = {name: means[name].abs() / stds[name] for name in layers}
+    height = max(figures.COLUMN[1], 0.6 + 0.3 * len(layers))
+    described: Mapping[str, tuple[dict[str, Tensor], str, str]] = {
+        "mean": (means, "Means", "What each weight is expected to be."),
+        "std": (stds, "Standard deviations", "How unsure the network is of each weight."),
+        "snr": (ratios, "Signal-to-noise ratio", "Left of the line a weight is mostly noise and could be pruned."),
+    }
+    for quantity, (values, title, caption) in described.items():
+        paint = partial(figures.posterior_by_layer, layers=values, quantity=quantity)
+        yield Illustration(f"posterior-{quantity}", title, caption, paint, (figures.COLUMN[0], height))
+    yield from _traces(evaluation)
+
+
+def _traces(evaluation: Evaluation) -> Iterator[Illustration]:
+    traces: dict[str, list[dict[str, Any]]] = {}
+    for row in evaluation.runs[0].posterior_trace():
+        traces.setdefault(row["layer"], []).append(row)
+    if not traces:
+        return
+    for layer in dict.fromkeys((next(iter(traces)), next(reversed(traces)))):
+        number = traces[layer][0]["index"]
+        yield Illustration(
+            f"weight-{layer}",
+            f"One weight of {layer}",
+            f"Weight {number:,} at a few epochs: how it moved and how sure of it the network became.",
+            partial(figures.weight_over_epochs, rows=traces[layer]),
+        )
+    yield Illustration(
+        "weight-std",
+        "Standard deviation of one weight per layer",
+        "Over the epochs.",
+        partial(figures.std_over_epochs, traces=traces),
+    )

@@ -1,0 +1,185 @@
+"""The report: one HTML file that shows how good a network is and how far its doubts can be trusted.
+
+Everything is inside the file: styles, script, figures as SVG, images as data URIs. Its content security policy forbids
+the browser to ask the network for anything. Text reaches the page through a template that escapes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dubito import __version__
+from dubito.errors import DataError, DubitoError, RunError
+from dubito.evaluation.evaluation import Evaluation, evaluate
+from dubito.evaluation.headline import cards, title_and_lead
+from dubito.evaluation.sections import made, sections
+from dubito.training.run import Run, write_atomically
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dubito.evaluation.illustrations import Illustration
+
+__all__ = ["evaluation_of", "write_report"]
+
+KEPT_SETTINGS = ("seed", "checkpoint", "coverage", "bootstrap", "batch_size")
+
+
+@dataclass
+class _Drawn:
+    """The figures of each section, drawn and ready for the page."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    sections: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def evaluation_of(
+    folder: str | os.PathLike[str],
+    *,
+    samples: int | None = None,
+    ood: Sequence[str] | None = None,
+    progress: bool = False,
+) -> Evaluation:
+    """The evaluation that a run folder holds, or a new one, stored there, if it has none or has it of other weights.
+
+    `samples` and `ood` None take whatever was evaluated, else 10 draws and no other data. If they differ from what is
+    stored, all other settings stay as they were. The folder of an ensemble's evaluation is no run: it can be read only.
+    """
+    stored = _stored(Path(folder), keep=ood is None)
+    if stored is None:
+        evaluation = evaluate(Run.open(folder), samples=samples or 10, ood=ood or (), progress=progress)
+    else:
+        same_draws = samples in (None, stored.metrics["settings"]["samples"])
+        same_others = ood is None or set(ood) == set(stored.ood)
+        if same_draws and same_others and stored.is_current:
+            return stored
+        settings = stored.metrics["settings"]
+        kept: dict[str, Any] = {name: settings[name] for name in ("data", "samples", *KEPT_SETTINGS)}
+        kept |= {"noise": [level.gamma for level in stored.noise], "ood": list(stored.ood)}
+        given = {"samples": samples, "ood": ood}
+        kept |= {name: value for name, value in given.items() if value is not None}
+        evaluation = evaluate(stored.runs, progress=progress, **kept)
+    evaluation.save(folder)
+    return evaluation
+
+
+def _stored(folder: Path, keep: bool) -> Evaluation | None:
+    """The evaluation in a folder; None if it is a run without one, or with one that cannot be read.
+
+    If its images are not found any more, that is an error only if it is to be kept.
+    """
+    try:
+        return Evaluation.load(folder)
+    except DataError:
+        if keep or not (folder / "config.yaml").exists():
+            raise
+    except RunError:
+        if not (folder / "config.yaml").exists() and (folder / "evaluation.json").exists():
+            raise
+        Run.open(folder)  # an error that says what is wrong with it, if anything is
+    return None
+
+
+def write_report(
+    evaluation: Evaluation, out: str | os.PathLike[str], figures: str | os.PathLike[str] | None = None
+) -> Path:
+    """Write the report of an evaluation to `out`, and every figure as PNG and SVG into the folder `figures`."""
+    network = evaluation.runs[0].load(evaluation.metrics["settings"]["checkpoint"])
+    with torch.no_grad():
+        drawn = _draw(evaluation, network, files=figures is not None)
+        page = _page(evaluation, network, drawn)
+    for name, content in drawn.files.items():
+        write_atomically(Path(figures or "") / name, content)
+    write_atomically(Path(out), page)
+    return Path(out)
+
+
+def _draw(evaluation: Evaluation, network: nn.Module, files: bool) -> _Drawn:
+    """Every figure once: its files, if wanted, and what goes into the page."""
+    try:
+        from dubito.evaluation import figures
+        from dubito.evaluation.illustrations import illustrations
+    except ModuleNotFoundError as error:
+        raise DubitoError(f"A report needs {error.name}, which is missing: pip install 'dubito[train]'.") from None
+    drawn = _Drawn()
+    for section, found in illustrations(evaluation, network).items():
+        shown = drawn.sections.setdefault(section, [])
+        for illustration in found:
+            # On the page a script draws the scatter plot with its images, and galleries adapt to the screen.
+            is_inline = section != "images" and illustration.name != "scatter"
+            if not (files or is_inline):
+                continue
+            figure = figures.draw(illustration.paint, illustration.size)
+            svg = figures.to_svg(figure, illustration.name)
+            if files:
+                drawn.files[f"{illustration.name}.png"] = figures.to_png(figure)
+                drawn.files[f"{illustration.name}.svg"] = svg.encode()
+            if is_inline:
+                shown.append(_inline(illustration, svg))
+    return drawn
+
+
+def _inline(illustration: Illustration, svg: str) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    from dubito.evaluation.figures import inline_svg
+
+    return {
+        "name": illustration.name,
+        "title": illustration.title,
+        "caption": illustration.caption,
+        "svg": Markup(inline_svg(svg, illustration.name, illustration.title)),
+    }
+
+
+def _page(evaluation: Evaluation, network: nn.Module, drawn: _Drawn) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = PackageLoader("dubito.evaluation", "templates")
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    title, lead = title_and_lead(evaluation)
+    bootstrap = evaluation.metrics["settings"]["bootstrap"]
+    page: str = templates.get_template("report.html").render(
+        version=__version__,
+        title=title,
+        lead=lead,
+        cards=cards(evaluation),
+        interval_note=f"Intervals are 95 % bootstrap intervals over the test images ({bootstrap:,} resamples).",
+        sections=sections(evaluation, network, drawn.sections),
+        made=made(evaluation),
+        palette=Markup(_palette()),
+        css=Markup(_source("report.css")),
+        js=Markup(_source("report.js")),
+    )
+    return page
+
+
+def _source(name: str) -> str:
+    from importlib.resources import files
+
+    return (files("dubito.evaluation") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _palette() -> str:
+    """The figures' colours as CSS variables, for both themes."""
+    from dubito.evaluation.figures import COLORS, DARK
+
+    def block(colors: dict[str, str], page: str, card: str, scheme: str) -> str:
+        named = {**{name.replace("_", "-"): color for name, color in colors.items()}, "page": page, "card": card}
+        return "".join(f"--{name}: {color}; " for name, color in named.items()) + f"color-scheme: {scheme}"
+
+    light = block(COLORS, "#ffffff", "#fbfcfd", "light")
+    dark = block(DARK, "#0d1117", "#151b23", "dark")
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f':root[data-theme="light"] {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}'
+    )

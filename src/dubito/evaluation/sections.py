@@ -1,0 +1,358 @@
+"""The sections of a report: their words, figures, tables and images; those without anything to show are left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dubito import __version__
+from dubito.evaluation.evaluation import Evaluation
+from dubito.evaluation.headline import percent
+from dubito.evaluation.thumbnails import data_uri, sheet
+from dubito.training.run import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Section", "Table", "made", "sections"]
+
+MANY_CLASSES = 20
+OTHER_COLORS = ("ood", "mutual-information", "entropy")
+Figures = Mapping[str, Sequence[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; the first cell of each is its heading."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    folded: bool = False
+    kind: str = "numbers"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    id: str
+    title: str
+    text: Sequence[str]
+    figures: Sequence[dict[str, Any]] = ()
+    tables: Sequence[Table] = ()
+    scatter: dict[str, Any] | None = None
+    galleries: Sequence[dict[str, Any]] = ()
+    beside: bool = False
+    """Whether the tables stand beside the figure, where there is room."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at."""
+        return not (self.figures or self.tables or self.scatter or self.galleries)
+
+
+def sections(evaluation: Evaluation, network: nn.Module, shown: Figures) -> list[Section]:
+    """The sections that have anything to show; `shown` are the drawn figures of each."""
+    first = " Of the first member of the ensemble." if len(evaluation.runs) > 1 else ""
+    every = [
+        Section("training", "Training", [f"How the network learned, epoch by epoch.{first}"], shown["training"]),
+        Section(
+            "calibration",
+            "Calibration",
+            ["Does it know how often it is right? And how many classes must be named to be sure enough?"],
+            shown["calibration"],
+            list(_calibration_tables(evaluation)),
+        ),
+        Section(
+            "mistakes",
+            "Finding mistakes",
+            ["If the most doubtful images are left to a person, how many mistakes remain among the others?"],
+            shown["mistakes"],
+            [_uncertainty_table(evaluation)],
+            beside=True,
+        ),
+        Section(
+            "uncertainty",
+            "Two kinds of doubt",
+            [
+                "Aleatoric uncertainty is in the image: it is ambiguous, and more training would not help. Epistemic "
+                "uncertainty is in the network: it has seen too little that is like this image."
+            ],
+            shown["uncertainty"],
+            scatter=_scatter(evaluation),
+        ),
+        Section(
+            "images",
+            "The images themselves",
+            [_bars_text(evaluation)],
+            galleries=list(_galleries(evaluation)),
+        ),
+        Section("noise", "Noise", [_noise_text(evaluation)], shown["noise"]),
+        Section(
+            "classes",
+            "Classes",
+            ["Which classes it takes for which."],
+            shown["classes"],
+            [_class_table(evaluation)],
+            beside=len(evaluation.class_names) <= MANY_CLASSES,
+        ),
+        Section(
+            "posterior",
+            "The posterior",
+            ["Every weight has a distribution N(μ, σ²): what training has made of it, layer by layer." + first],
+            shown["posterior"],
+            list(_posterior_tables(network)),
+        ),
+        Section("about", "About this report", _omitted(evaluation, shown), tables=_about_tables(evaluation)),
+    ]
+    return [section for section in every if not section.is_empty]
+
+
+def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
+    scaling, conformal = evaluation.metrics["temperature_scaling"], evaluation.metrics["conformal"]
+    if scaling:
+        names = {"nll": "NLL", "brier": "Brier score", "ece": "ECE", "ece_equal_mass": "ECE, bins of equal mass"}
+        rows = [
+            (title, *(f"{scaling[when][name]:.4f}" for when in ("before", "after"))) for name, title in names.items()
+        ]
+        note = (
+            f"One temperature for all images, {scaling['temperature']:.3f}, fitted on {scaling['images']:,} validation "
+            "images: above 1 it softens all probabilities, below 1 it sharpens them."
+        )
+        yield Table("Temperature scaling", ("on the test images", "before", "after"), rows, note)
+    if conformal:
+        rows = [
+            (
+                title,
+                percent(conformal[name]["coverage"]),
+                f"{conformal[name]['mean_size']:.2f}",
+                percent(conformal[name]["empty"]),
+            )
+            for name, title in (("lac", "LAC"), ("aps", "APS"))
+        ]
+        note = (
+            f"{percent(conformal['requested'])} were requested, calibrated on {conformal['images']:,} validation "
+            "images. LAC makes the smallest sets, APS larger ones for harder images."
+        )
+        yield Table("Conformal sets", ("method", "coverage", "classes", "empty sets"), rows, note)
+
+
+def _uncertainty_table(evaluation: Evaluation) -> Table:
+    from dubito.evaluation.illustrations import measured, other_names
+
+    metrics, others = evaluation.metrics, other_names(evaluation)
+    columns = ("", "mean", "mistakes: AUROC", "AURC", *(f"{shown}: AUROC" for shown in others.values()))
+    rows = []
+    for name in measured(evaluation):
+        found = metrics["errors"][name]
+        mean = metrics.get(name, 1 - float(evaluation.test.prediction.confidence.double().mean()))
+        apart = (_number(metrics["ood"][other][name]["auroc"]) for other in others)
+        title = "1 − confidence" if name == "confidence" else name.replace("_", " ")  # noqa: RUF001
+        rows.append((title, f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
+    note = (
+        "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower is better. The mean "
+        "aleatoric and epistemic uncertainties are variances, averaged over classes; entropy and mutual information "
+        "are in nats."
+    )
+    return Table("Every uncertainty in numbers", columns, rows, note)
+
+
+def _bars_text(evaluation: Evaluation) -> str:
+    from dubito.evaluation.illustrations import has_epistemic
+
+    errors = ", error bars one epistemic standard deviation to either side" if has_epistemic(evaluation) else ""
+    return f"Bars are mean probabilities{errors}. The true class is green, a wrong first choice orange."
+
+
+def _noise_text(evaluation: Evaluation) -> str:
+    count = evaluation.metrics["settings"].get("noise_images", len(evaluation.test))
+    return f"Gaussian noise of standard deviation γ is added to {count:,} test images with pixels from 0 to 1."  # noqa: RUF001
+
+
+def _class_table(evaluation: Evaluation) -> Table:
+    from dubito.evaluation.illustrations import has_epistemic
+
+    forms = {"support": "{:,}", "recall": "{:.1%}", "precision": "{:.1%}", "aleatoric": "{:.4f}", "epistemic": "{:.5f}"}
+    if not has_epistemic(evaluation):
+        del forms["epistemic"]
+    titles = {"support": "images", "recall": "recall, %", "precision": "precision, %"}
+    rows = [
+        (str(row["class"]), *(_number(row[name], form).removesuffix("%") for name, form in forms.items()))
+        for row in evaluation.metrics["per_class"]
+    ]
+    columns = ("class", *(titles.get(name, name) for name in forms))
+    note = "Recall: share of the class that is recognised. Precision: share of such predictions that are right."
+    return Table("Class by class", columns, rows, note, folded=len(rows) > MANY_CLASSES)
+
+
+def _posterior_tables(network: nn.Module) -> Iterable[Table]:
+    from dubito.evaluation.illustrations import posterior_layers
+
+    rows = []
+    for name, layer in posterior_layers(network).items():
+        mean, std = layer.weight_mean.detach(), layer.weight_std.detach()
+        weak = float((mean.abs() < std).double().mean())
+        kl = float(layer.kl_divergence())
+        rows.append((name, f"{mean.numel():,}", f"{kl:,.0f}", f"{float(std.median()):.2g}", f"{100 * weak:.1f}"))
+    if rows:
+        columns = ("layer", "weights", "KL (nats)", "median σ", "|μ| < σ, %")  # noqa: RUF001
+        yield Table(
+            "Layer by layer",
+            columns,
+            rows,
+            "KL includes the biases. In the last column are weights that are mostly noise.",
+        )
+
+
+def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
+    """Why parts of the report are not there."""
+    from dubito.evaluation.illustrations import chosen_images, has_epistemic
+
+    inference = evaluation.runs[0].config.inference
+    reasons = []
+    if not evaluation.ood:
+        reasons.append("No other data set was given (--ood NAME), so nothing is said about images of other kinds.")
+    if not has_epistemic(evaluation):
+        reasons.append("Its draws do not differ, so there is no epistemic uncertainty to show.")
+    if not shown["posterior"]:
+        why = "A frequentist network" if inference == "frequentist" else "A network with MC dropout"
+        reasons.append(f"{why} has point estimates, one number for each weight, so there is no posterior to show.")
+    elif not evaluation.runs[0].posterior_trace():
+        reasons.append("The run has no posterior.csv, so how a weight moved during training is not known.")
+    if "confidently-wrong" not in chosen_images(evaluation):
+        reasons.append("It made no mistake on the test images, so there are none to show.")
+    if not evaluation.metrics["conformal"]:
+        reasons.append("The members of the ensemble held out no images in common, so nothing could be calibrated.")
+    if not shown["training"]:
+        reasons.append("The run has no metrics.csv, so how it learned is not known.")
+    return reasons
+
+
+def _about_tables(evaluation: Evaluation) -> list[Table]:
+    settings = {key: value for key, value in evaluation.metrics["settings"].items() if key not in ("runs", "images")}
+    trained = evaluation.runs[0].config.to_dict()
+    return [
+        Table("Settings of the evaluation", ("", ""), _settings(settings), folded=True, kind="settings"),
+        Table("Settings of the training", ("", ""), _settings(trained), folded=True, kind="settings"),
+        Table("Environment of the training", ("", ""), _environment(evaluation.runs[0]), folded=True, kind="settings"),
+    ]
+
+
+def _settings(values: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), f"{v:g}" if isinstance(v, float) else str(v)) for name, v in values.items()]
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    try:
+        content = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
+        versions = ", ".join(f"{name} {version}" for name, version in content.pop("versions").items() if version)
+        content["command"] = " ".join(content["command"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [("environment.json", "is missing or damaged")]
+    return _settings({**content, "versions": versions})
+
+
+def made(evaluation: Evaluation) -> str:
+    """By which command and from which files the report was written."""
+    names = ", ".join(run.path.resolve().name for run in evaluation.runs)
+    weights = f"{evaluation.metrics['settings']['checkpoint']}.safetensors"
+    return (
+        f"Written by dubito report (dubito {__version__}) from {names}: metrics.csv, posterior.csv, {weights} and what "
+        "dubito evaluate makes of them, evaluation.json."
+    )
+
+
+def _number(value: float | None, form: str = "{:.3f}") -> str:
+    return "–" if value is None else form.format(value)  # noqa: RUF001 - a dash for nothing
+
+
+def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
+    """What the script needs to draw the scatter plot and its images."""
+    from markupsafe import Markup
+
+    from dubito.evaluation.illustrations import has_epistemic, other_names, points
+
+    if not has_epistemic(evaluation):
+        return None
+    shown = points(evaluation)
+    names = ["right", "wrong", *other_names(evaluation).values()]
+    colors = ["right", "wrong", *(OTHER_COLORS[i % len(OTHER_COLORS)] for i in range(len(evaluation.ood)))]
+    thumbnails = sheet(shown.images)
+    data = {
+        "aleatoric": _rounded(shown.aleatoric),
+        "epistemic": _rounded(shown.epistemic),
+        "confidence": _rounded(shown.confidence),
+        "predicted": shown.predicted.tolist(),
+        "truth": shown.truth,
+        "group": [names.index(group) for group in shown.groups],
+        "names": names,
+        "colors": colors,
+        "order": [names.index(group) for group in shown.order],
+        "classes": evaluation.class_names,
+        "sheet": {"uri": thumbnails.uri, "columns": thumbnails.columns, "side": thumbnails.side},
+    }
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return {
+        "title": "Aleatoric against epistemic uncertainty",
+        "caption": f"{len(shown.groups):,} of {shown.total:,} images, the extremes of both among them; what is too "
+        "small for an axis is drawn at its edge. Point at an image, tap it, or step with the arrow keys, to see it.",
+        "groups": [{"name": name, "color": color} for name, color in zip(names, colors, strict=True)],
+        "side": thumbnails.side,
+        "data": Markup(text),
+    }
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.4g}") for value in values.tolist()]
+
+
+def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
+    from dubito.evaluation.illustrations import GALLERIES, chosen_images
+
+    captions = {
+        "most-aleatoric": "Would a person be sure?",
+        "most-epistemic": "The draws of the network disagree most about these: look at their error bars.",
+        "confidently-wrong": "Where its confidence misleads most: bad labels are found here too.",
+    }
+    for name, index in chosen_images(evaluation).items():
+        items = [_item(evaluation, number) for number in index.tolist()]
+        side = evaluation.test.images.shape[-1]
+        yield {"name": name, "title": GALLERIES[name], "caption": captions[name], "pictures": items, "side": side}
+
+
+def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
+    from dubito.evaluation.figures import likeliest
+    from dubito.evaluation.illustrations import has_epistemic
+
+    test, names = evaluation.test, evaluation.class_names
+    assert test.labels is not None
+    prediction = test.prediction[number]
+    truth, label = int(test.labels[number]), int(prediction.label)
+    probs, spread = prediction.probs[0].tolist(), prediction.epistemic_per_class[0].sqrt().tolist()
+    return {
+        "uri": data_uri(test.images[number]),
+        "truth": names[truth],
+        "predicted": names[label],
+        "correct": truth == label,
+        "aleatoric": f"{float(prediction.aleatoric):.2g}",
+        "epistemic": f"{float(prediction.epistemic):.2g}" if has_epistemic(evaluation) else "",
+        "bars": [_bar(names[i], probs[i], spread[i], i == truth, i == label) for i in likeliest(probs, truth)],
+    }
+
+
+def _bar(name: str, chance: float, spread: float, is_true: bool, is_first: bool) -> dict[str, Any]:
+    low, high = max(0.0, chance - spread), min(1.0, chance + spread)
+    return {
+        "name": name,
+        "width": round(100 * chance, 2),
+        "low": round(100 * low, 2),
+        "reach": round(100 * (high - low), 2),
+        "percent": f"{100 * chance:.0f} %",
+        "kind": "right" if is_true else "wrong" if is_first else "other",
+    }
