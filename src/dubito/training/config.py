@@ -140,8 +140,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Named settings; what a preset does not name has its default."""
 
 WIDER_NETWORKS: dict[str, dict[str, Any]] = {
-    "alexnet": {"learning_rate": 5e-4, "temperature": 0.01},
-    "vgg16": {"learning_rate": 2e-4, "temperature": 0.01},
+    "alexnet": {"learning_rate": 1e-3, "temperature": 0.01},
+    "vgg16": {"learning_rate": 5e-4, "temperature": 0.01},
 }
 """Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL."""
 
