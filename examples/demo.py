@@ -41,10 +41,10 @@ def main() -> None:
     prediction = dubito.predict(model, images, samples=50, generator=torch.Generator().manual_seed(0))
     right = prediction.label == test.labels
     console.print(f"\nTest accuracy {right.float().mean():.2%} on {len(test)} images that training never saw.")
-    console.print(
-        f"Mean epistemic uncertainty {prediction.epistemic[right].mean():.5f} where it is right, "
-        f"{prediction.epistemic[~right].mean():.5f} where it is wrong.\n"
-    )
+    for kind, where in (("right", right), ("wrong", ~right)):
+        if where.any():
+            console.print(f"Mean epistemic uncertainty where it is {kind}: {prediction.epistemic[where].mean():.5f}.")
+    console.print()
     order = prediction.epistemic.argsort(descending=True)
     chosen = torch.cat([order[:ROWS], order[-ROWS:]])
     console.print(table(prediction, test, chosen))

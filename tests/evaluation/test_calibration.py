@@ -46,9 +46,9 @@ def test_the_temperature_undoes_sharpening():
     assert after < metrics.calibration_error(probs, labels) / 3
 
 
-def test_a_network_without_mistakes_gets_the_lowest_temperature():
+def test_without_mistakes_the_temperature_stays_1_and_with_nothing_but_mistakes_it_is_the_highest():
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
-    assert fit_temperature(probs, torch.tensor([0, 1])) == pytest.approx(0.01)
+    assert fit_temperature(probs, torch.tensor([0, 1])) == 1.0  # nothing is wrong, so nothing is learned
     assert fit_temperature(probs, torch.tensor([1, 0])) == pytest.approx(100.0)
 
 

@@ -47,7 +47,8 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     """The temperature of lowest NLL on calibration images, between 0.01 and 100.
 
     The NLL is convex in b = 1/T with slope mean(E_b[log p]) - mean(log p_y), E_b being the mean under p^b; the slope's
-    root is found by bisection in float64.
+    root is found by bisection in float64. Images that are all predicted right say nothing about the temperature (the
+    NLL falls all the way to T = 0, and certainty on other images would cost dearly), so it stays 1.
 
     >>> probs = torch.tensor([[0.9, 0.1]]).repeat(4, 1)
     >>> round(fit_temperature(probs, torch.tensor([0, 0, 0, 1])), 3)    # right 3 times in 4: p = 0.75
@@ -55,6 +56,8 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     """
     require_labelled(probs, labels)
     logs = _logs(probs)
+    if bool((logs.argmax(1) == labels).all()):
+        return 1.0
     target = float(logs.gather(1, labels.unsqueeze(1)).mean())
     low, high = (math.log(1 / temperature) for temperature in reversed(TEMPERATURES))
     for _ in range(50):
