@@ -24,7 +24,7 @@ def test_training_says_what_it_does_and_what_comes_next(dubito, tmp_path: Path) 
     assert result.code == 0
     assert "Training a Bayesian lenet5 on digits (preset default, seed 0)." in result.out
     assert "1,294 training and 144 validation images of 10 classes; 123,412 parameters." in result.out
-    assert "Temperature 0.1 (1 would be the exact free energy), prior learned." in result.out
+    assert "Temperature 0.05 (1 would be the exact free energy), prior learned." in result.out
     assert "Best epoch 1 of 1: validation accuracy " in result.out
     assert result.out.endswith("The run is in runs/first.\nNext: dubito predict runs/first IMAGES...\n")
     assert len(run_of(tmp_path / "runs/first").metrics()) == 1

@@ -99,6 +99,7 @@ def build(
         dropout: the probability of dropping a unit, with inference ``dropout``.
         bayesian: options of the Bayesian layers, with inference ``vi``.
 
+    >>> import torch
     >>> model = build("lenet5", num_classes=10)
     >>> model(torch.randn(2, 1, 32, 32)).shape
     torch.Size([2, 10])
