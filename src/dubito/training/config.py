@@ -141,7 +141,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 WIDER_NETWORKS: dict[str, dict[str, Any]] = {
     "alexnet": {"learning_rate": 1e-3, "temperature": 0.01},
-    "vgg16": {"learning_rate": 5e-4, "temperature": 0.01},
+    "vgg16": {"learning_rate": 1e-4, "temperature": 0.01},
 }
 """Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL."""
 
