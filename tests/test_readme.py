@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dubito.cli import app
+from dubito.training import configure
+from dubito.training.run import Run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,3 +51,9 @@ def test_the_results_are_those_of_the_files_that_training_wrote() -> None:
             best = min(csv.DictReader(file), key=lambda row: float(row["val_nll"]))
         measured = (100 * float(best["val_accuracy"]), float(best["val_nll"]), float(best["val_ece"]))
         assert (accuracy, nll, ece) == (f"{measured[0]:.2f}", f"{measured[1]:.3f}", f"{measured[2]:.3f}"), name
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "results").iterdir()), ids=lambda folder: folder.name)
+def test_the_results_were_made_with_the_default_preset_as_it_is(folder: Path) -> None:
+    config = Run.open(folder).config
+    assert config == configure(model=config.model, data=config.data, epochs=config.epochs)
