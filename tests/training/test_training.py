@@ -31,9 +31,10 @@ quiet = Console(quiet=True)
 
 
 def script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    # Sums depend on the number of threads in their last bits, so the process gets as many as this one.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
