@@ -1,7 +1,7 @@
 """KL[q || p] of a layer or a whole network: the complexity cost of the free energy (paper, equation 1).
 
-In that order, summed over every weight, in nats: no mean, no division by the number of layers. Layers are grouped by
-the kind of their prior and laid end to end, so that a network costs a few vectorised operations however deep it is.
+In that order, summed over every weight, in nats: no mean, no division by the number of layers. The functions of
+every weight are computed for all layers at once, then summed by layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dubito.errors import NonFiniteError, OptionError
 from dubito.posterior import Parameterization, Posterior
-from dubito.prior import Prior, Shapes
+from dubito.prior import Prior
 
 __all__ = ["kl_divergence"]
 
@@ -38,7 +38,11 @@ def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     """
     if samples is not None and samples < 1:
         raise OptionError(f"samples is {samples}, but must be at least 1, or None for the closed form.")
-    terms = [_of_group(key.prior, layers, samples) for key, layers in _groups(module).items()]
+    from dubito.layers import posteriors_kept
+
+    with posteriors_kept(module):
+        groups = _groups(module)
+        terms = [_of_group(kind.prior, layers, samples) for kind, layers in groups.items()]
     if not terms:
         anchor = next(module.parameters(), torch.zeros(()))
         return torch.zeros((), device=anchor.device)
@@ -80,25 +84,17 @@ def _groups(module: nn.Module) -> dict[_Kind, list[_Layer]]:
 
 
 def _of_group(kind: type[Prior], layers: list[_Layer], samples: int | None) -> Tensor:
-    priors = [prior for prior, _ in layers]
-    shapes: list[Shapes] = [{name: q.mean.shape for name, q in posteriors.items()} for _, posteriors in layers]
-    posterior = _concatenate([q for _, posteriors in layers for q in posteriors.values()])
+    priors, posteriors = [prior for prior, _ in layers], [posteriors for _, posteriors in layers]
     if samples is None:
-        return kind.divergence(priors, shapes, posterior)
+        return kind.divergence(priors, posteriors)
     draws = []
     for _ in range(samples):
-        weights = posterior.draw()
-        draws.append(posterior.log_prob(weights).sum() - kind.log_prob(priors, shapes, weights))
+        weights = [{name: q.draw() for name, q in layer.items()} for layer in posteriors]
+        log_q = [
+            q.log_prob(w[name]).sum() for layer, w in zip(posteriors, weights, strict=True) for name, q in layer.items()
+        ]
+        draws.append(torch.stack(log_q).sum() - kind.log_prob(priors, weights))
     return torch.stack(draws).mean()
-
-
-def _concatenate(posteriors: list[Posterior]) -> Posterior:
-    """One posterior over all weights, end to end, in their own dtype: the floor of `alpha` depends on it."""
-    return Posterior(
-        torch.cat([q.mean.reshape(-1) for q in posteriors]),
-        torch.cat([q.free.reshape(-1) for q in posteriors]),
-        posteriors[0].parameterization,
-    )
 
 
 def _require_finite(total: Tensor, module: nn.Module) -> None:

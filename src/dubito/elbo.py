@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dubito.divergence import kl_divergence
 from dubito.errors import OptionError, choose
 from dubito.head import ClassificationHead, Head, categorical_log_likelihood, get_head, resolve_head
+from dubito.layers import posteriors_kept
 
 __all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
 
@@ -78,15 +79,16 @@ class ELBO:
         """The free energy of a minibatch, with KL weighted by `kl_weight`."""
         head = resolve_head(model, self.head)
         likelihoods, log_probs = [], []
-        for _ in range(self.samples):
-            outputs = model(inputs)
-            if isinstance(head, ClassificationHead):
-                log_probs.append(head.log_probs(outputs))
-                likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))
-            else:
-                likelihoods.append(head.log_likelihood(outputs, targets))
+        with posteriors_kept(model):
+            for _ in range(self.samples):
+                outputs = model(inputs)
+                if isinstance(head, ClassificationHead):
+                    log_probs.append(head.log_probs(outputs))
+                    likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))
+                else:
+                    likelihoods.append(head.log_likelihood(outputs, targets))
+            kl = kl_divergence(model, samples=self.kl_samples)
         nll = -torch.stack(likelihoods).mean()
-        kl = kl_divergence(model, samples=self.kl_samples)
         return FreeEnergy(nll + kl_weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
 

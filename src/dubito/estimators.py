@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dubito.autograd import runs_eagerly
 from dubito.errors import OptionError, unknown
+from dubito.local import local_reparameterization
 
 if TYPE_CHECKING:
     from dubito.layers import BayesLayer
@@ -59,6 +61,15 @@ class Local(Estimator):
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
+        posteriors = layer.posteriors()
+        mean = (layer.weight_mean, layer.bias_mean)
+        std = (posteriors["weight"].std, posteriors["bias"].std if "bias" in posteriors else None)
+        if layer.is_batched(x) and runs_eagerly(x, *mean, *std):
+            return local_reparameterization(*layer.as_linear_map(x, *arguments), mean, std)
+        return self.plain(layer, x, *arguments)
+
+    def plain(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
+        """The same with torch's own operations and their gradients."""
         mean = layer.linear_map(x, layer.weight_mean, layer.bias_mean, *arguments)
         variance = self._variance(layer, x, *arguments)
         # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -20,7 +21,9 @@ from typing_extensions import Unpack  # a dependency of torch
 from dubito.divergence import kl_divergence
 from dubito.errors import OptionError, ShapeError, choose, unknown
 from dubito.estimators import Estimator, Mean, make_estimator
-from dubito.posterior import PAPER_STD, Parameterization, Posterior
+from dubito.local import Convolution, LinearMap, MatrixProduct
+from dubito.noise import standard_normal_like
+from dubito.posterior import PAPER_STD, Parameterization, Posterior, keep
 from dubito.prior import Prior, make_prior
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "BayesLayer",
     "BayesLinear",
     "BayesianOptions",
+    "posteriors_kept",
 ]
 
 Size = int | tuple[int, ...]
@@ -84,6 +88,7 @@ class BayesLayer(nn.Module, ABC):
         """Make parameters and prior; a subclass calls it once it knows its shapes."""
         self.estimator = make_estimator(estimator)
         self.forced_estimator: Estimator | None = None
+        self._kept: dict[str, Posterior] | None = None
         self.parameterization = choose(Parameterization, parameterization, "parameterization")
         self.initial_std = initial_std
         self.bayesian = ("weight", "bias") if bias_shape is not None and bayesian_bias else ("weight",)
@@ -138,11 +143,13 @@ class BayesLayer(nn.Module, ABC):
 
     def posteriors(self) -> dict[str, Posterior]:
         """The posterior of the weight, and of the bias if it has one."""
-        free = self.parameterization.parameter
-        return {
-            name: Posterior(getattr(self, f"{name}_mean"), getattr(self, f"{name}_{free}"), self.parameterization)
-            for name in self.bayesian
-        }
+        if torch.compiler.is_compiling() or self._kept is None:
+            free = self.parameterization.parameter
+            return {
+                name: Posterior(getattr(self, f"{name}_mean"), getattr(self, f"{name}_{free}"), self.parameterization)
+                for name in self.bayesian
+            }
+        return self._kept
 
     @property
     def weight_std(self) -> Tensor:
@@ -161,7 +168,7 @@ class BayesLayer(nn.Module, ABC):
 
     def weight_noise(self) -> dict[str, Tensor]:
         """Fresh standard normal noise for each Bayesian tensor."""
-        return {name: torch.randn_like(q.mean) for name, q in self.posteriors().items()}
+        return {name: standard_normal_like(q.mean) for name, q in self.posteriors().items()}
 
     def draw(self, noise: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias mu + sigma * noise; a bias without a posterior is as it is."""
@@ -179,6 +186,10 @@ class BayesLayer(nn.Module, ABC):
         """The layer's linear map with these weights."""
 
     @abstractmethod
+    def as_linear_map(self, x: Tensor, *arguments: Any) -> tuple[LinearMap, Tensor]:
+        """The linear map of a batch with its gradients, and the input that it takes: `x`, padded if need be."""
+
+    @abstractmethod
     def is_batched(self, x: Tensor) -> bool:
         """Whether the first axis of `x` is a batch."""
 
@@ -190,6 +201,24 @@ class BayesLayer(nn.Module, ABC):
         std = f"initial_std={self.initial_std:.4g}"
         point = "" if "bias" in self.bayesian or self.bias_mean is None else ", bayesian_bias=False"
         return f"estimator={self.estimator.name}, parameterization={self.parameterization.value}, {std}{point}"
+
+
+@contextmanager
+def posteriors_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, the moments of all posteriors below `module` are computed once: the parameters must not change."""
+    layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer) and layer._kept is None]
+    if torch.compiler.is_compiling() or not layers:
+        yield
+        return
+    posteriors = [layer.posteriors() for layer in layers]
+    kept = iter(keep([q for layer in posteriors for q in layer.values()]))
+    try:
+        for layer, names in zip(layers, posteriors, strict=True):
+            layer._kept = {name: next(kept) for name in names}
+        yield
+    finally:
+        for layer in layers:
+            layer._kept = None
 
 
 class BayesLinear(BayesLayer):
@@ -230,6 +259,10 @@ class BayesLinear(BayesLayer):
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
         """X W' + b."""
         return F.linear(x, weight, bias)
+
+    def as_linear_map(self, x: Tensor, *arguments: Any) -> tuple[LinearMap, Tensor]:
+        """A product of matrices."""
+        return MatrixProduct(), x
 
     def is_batched(self, x: Tensor) -> bool:
         """Anything but a single vector is."""
@@ -391,12 +424,23 @@ class _BayesConv(_BayesConvNd):
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
         """The convolution; other padding modes than zeros pad first."""
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            x = F.pad(x, self._pad_amounts(), mode=self.padding_mode)
-            padding = (0,) * self.spatial_dims
+        x, padding = self._padded(x)
         convolve = type(self)._convolve
         return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def as_linear_map(self, x: Tensor, *arguments: Any) -> tuple[LinearMap, Tensor]:
+        """The convolution, after padding that it cannot do itself."""
+        x, padding = self._padded(x)
+        none = (0,) * self.spatial_dims
+        return Convolution(self.stride, padding, self.dilation, False, none, self.groups), x
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The input, and the padding by zeros that is left to the convolution: the same on both sides of an axis."""
+        amounts = self._pad_amounts()
+        if self.padding_mode == "zeros" and amounts[::2] == amounts[1::2]:
+            return x, tuple(amounts[::-2])
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return F.pad(x, amounts, mode=mode), (0,) * self.spatial_dims
 
     def _pad_amounts(self) -> list[int]:
         """Before and after, last axis first, as `F.pad` wants them."""
@@ -489,6 +533,12 @@ class _BayesConvTranspose(_BayesConvNd):
         output_padding = arguments[0] if arguments else self.output_padding
         convolve = type(self)._convolve
         return convolve(x, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
+
+    def as_linear_map(self, x: Tensor, *arguments: Any) -> tuple[LinearMap, Tensor]:
+        """The transposed convolution."""
+        assert not isinstance(self.padding, str)
+        output_padding = arguments[0] if arguments else self.output_padding
+        return Convolution(self.stride, self.padding, self.dilation, True, output_padding, self.groups), x
 
     def _output_padding_for(self, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
         """The extra rows that make the output have this size; several sizes have the same input."""

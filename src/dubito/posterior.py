@@ -11,16 +11,21 @@ Two parameterisations, each with one free parameter per weight beside the mean:
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dubito.autograd import runs_eagerly
 from dubito.errors import OptionError
+from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
 
-__all__ = ["PAPER_STD", "Parameterization", "Posterior"]
+__all__ = ["PAPER_STD", "KeptPosterior", "Parameterization", "Posterior", "keep"]
 
 PAPER_STD = math.exp(-5.0)
 """The paper's initial standard deviation: its appendix gives the logarithm of the variance as -10."""
@@ -102,10 +107,20 @@ class Posterior:
         """sigma^2."""
         return self._wide_std.square()
 
+    @property
+    def sum_variance(self) -> Tensor:
+        """The sum of sigma^2 over the weights."""
+        return self.variance.sum()
+
+    @property
+    def sum_log_std(self) -> Tensor:
+        """The sum of log sigma over the weights."""
+        return self.log_std.sum()
+
     def draw(self, noise: Tensor | None = None) -> Tensor:
         """Weights mu + sigma * noise in the noise's dtype; without noise, with fresh one in at least float32."""
         if noise is None:
-            noise = torch.randn_like(at_least_single(self.mean))
+            noise = standard_normal_like(at_least_single(self.mean))
         return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise)
 
     def log_prob(self, weights: Tensor) -> Tensor:
@@ -117,3 +132,98 @@ class Posterior:
     def entropy(self) -> Tensor:
         """-E[log q(w)] of each weight, in nats."""
         return self.log_std + (math.log(2 * math.pi) + 1) / 2
+
+
+class KeptPosterior(Posterior):
+    """A posterior whose moments were computed once, together with those of others, for as long as its parameters stay.
+
+    A training step needs sigma in the network and again in KL; there are as many as weights, so twice is too often.
+    """
+
+    _terms: tuple[Tensor, Tensor, Tensor]  # sigma, the sum of sigma^2, the sum of log sigma
+
+    @property
+    def _wide_std(self) -> Tensor:
+        return self._terms[0]
+
+    @property
+    def sum_variance(self) -> Tensor:
+        """The sum of sigma^2 over the weights."""
+        return self._terms[1]
+
+    @property
+    def sum_log_std(self) -> Tensor:
+        """The sum of log sigma over the weights."""
+        return self._terms[2]
+
+
+def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
+    """The same posteriors with their moments computed, all in one go.
+
+    Those of another parameterisation than ``std``, and those that a compiler or a transform of `torch.func` looks at,
+    stay as they are.
+    """
+    kept = list(posteriors)
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+    for number, q in enumerate(posteriors):
+        if q.parameterization is Parameterization.STD and runs_eagerly(q.free):
+            alike[q.free.dtype, q.free.device].append(number)
+    for numbers in alike.values():
+        stds_and_sums = _StdTerms.apply(*(posteriors[number].free for number in numbers))
+        stds, (squares, logs) = stds_and_sums[:-2], (sums.unbind() for sums in stds_and_sums[-2:])
+        for number, *terms in zip(numbers, stds, squares, logs, strict=True):
+            q = posteriors[number]
+            kept[number] = KeptPosterior(q.mean, q.free, q.parameterization)
+            object.__setattr__(kept[number], "_terms", tuple(terms))
+    return kept
+
+
+class _StdTerms(torch.autograd.Function):
+    """From tensors of rho: their sigma = softplus(rho), sums of sigma^2 and sums of log sigma; one gradient for all.
+
+    log softplus(x) < x for every x, and equals it where softplus underflows. With s = sigma the gradient of the three
+    is (g_1 + 2 g_2 s + g_3 / s) sigmoid(rho), whose last factor underflows together with s.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *rhos: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.sizes = [rho.numel() for rho in rhos]
+        flat = torch.cat([rho.reshape(-1) for rho in rhos])
+        std = softplus(flat)
+        log_std = std.clamp_min(torch.finfo(std.dtype).tiny).log_()
+        torch.minimum(log_std, flat, out=log_std)
+        ctx.save_for_backward(*rhos, std)
+        parts = std.split(ctx.sizes)
+        return (
+            *(part.view(rho.shape) for part, rho in zip(parts, rhos, strict=True)),
+            torch.stack([torch.dot(part, part) for part in parts]),
+            torch.stack([part.sum() for part in log_std.split(ctx.sizes)]),
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+        *rhos, flat = ctx.saved_tensors
+        *of_stds, of_squares, of_logs = gradients
+        none = (None,) * len(rhos)
+        parts = (
+            *(rhos, flat.split(ctx.sizes), of_stds),
+            *(none if sums is None else sums.unbind() for sums in (of_squares, of_logs)),
+        )
+        return tuple(_StdTerms._gradient(*part) for part in zip(*parts, strict=True))
+
+    @staticmethod
+    def _gradient(
+        rho: Tensor, std: Tensor, of_std: Tensor | None, of_square: Tensor | None, of_log: Tensor | None
+    ) -> Tensor:
+        again = torch.is_grad_enabled()  # a second derivative is wanted
+        std = softplus(rho) if again else std.view(rho.shape)
+        # Below this floor sigmoid(rho) and sigma are the same, and 1 / sigma must not overflow.
+        floor = math.sqrt(torch.finfo(std.dtype).tiny)
+        total = torch.zeros_like(std) if of_log is None else std.clamp_min(floor).reciprocal() * of_log
+        if of_square is not None:
+            total = total + 2 * of_square * std if again else total.addcmul_(std, of_square, value=2)
+        if of_std is not None:
+            total = total + of_std if again else total.add_(of_std)
+        slope = torch.sigmoid(rho)
+        return total * slope.clamp_min(floor) if again else total.mul_(slope.clamp_min_(floor))

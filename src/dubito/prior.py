@@ -3,9 +3,6 @@
 A prior is given to a layer as a number (the standard deviation of a zero-mean Gaussian), a name or an object of this
 module; the layer *binds* it, which copies it and fits it to its own weights. What a bound prior needs is kept in
 buffers, so it travels with the state dict, `.to()` and deepcopy.
-
-The divergence of many layers is computed at once: :meth:`Prior.divergence` takes all priors of one kind together with
-their layers' weights laid end to end, so that a whole network costs a few vectorised operations.
 """
 
 from __future__ import annotations
@@ -13,12 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
+from dubito.autograd import sum_of_squares
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.posterior import Posterior
 from dubito.softplus import at_least_single, softplus
@@ -35,9 +33,6 @@ __all__ = [
     "make_prior",
 ]
 
-Shapes = Mapping[str, torch.Size]
-"""The Bayesian tensors of a layer, ``{"weight": ..., "bias": ...}``, in the order in which they are laid end to end."""
-
 
 class Prior(nn.Module, ABC):
     """p(w) for all Bayesian weights of one layer."""
@@ -48,28 +43,21 @@ class Prior(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
-        """The sum of log p(w) over the weights of several layers, laid end to end."""
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The sum of log p(w) over the weights ``{"weight": ..., "bias": ...}`` of several layers."""
 
     @classmethod
-    def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
-        """The sum of KL[q || p] over the weights of several layers.
+    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
+        """The sum of KL[q || p] over the weights of several layers, whose priors are all of this kind.
 
         This default is for priors without a closed form: the entropy of q is exact, the expectation of log p is
         estimated at one draw of the weights, as in Blundell et al.
         """
-        return -posterior.entropy().sum() - cls.log_prob(priors, shapes, posterior.draw())
-
-
-def _lay_out(priors: Sequence[GaussianPrior], shapes: Sequence[Shapes], what: str) -> Tensor:
-    """The `what` ("mean" or "std") of Gaussian priors for each weight, end to end."""
-    return torch.cat(
-        [
-            at_least_single(prior.get_buffer(f"{name}_{what}")).expand(shape).reshape(-1)
-            for prior, layer in zip(priors, shapes, strict=True)
-            for name, shape in layer.items()
-        ]
-    )
+        posteriors = [q for layer in layers for q in layer.values()]
+        # the sum of log sigma + (log 2 pi + 1) / 2
+        entropy = torch.stack([q.sum_log_std for q in posteriors]).sum()
+        entropy = entropy + sum(q.mean.numel() for q in posteriors) * (math.log(2 * math.pi) + 1) / 2
+        return -entropy - cls.log_prob(priors, [{name: q.draw() for name, q in layer.items()} for layer in layers])
 
 
 class GaussianPrior(Prior):
@@ -112,18 +100,50 @@ class GaussianPrior(Prior):
         names = dict.fromkeys(name.rsplit("_", 1)[0] for name, _ in self.named_buffers())
         return {what: {name: self.get_buffer(f"{name}_{what}") for name in names} for what in ("mean", "std")}
 
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
-        """Sum of log N(w | mean, std^2)."""
-        mean, std = _lay_out(priors, shapes, "mean"), _lay_out(priors, shapes, "std")  # type: ignore[arg-type]
-        return (-((weights - mean) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2).sum()
+    @staticmethod
+    def _moments_of(priors: Sequence[Prior], layers: Sequence[Mapping[str, object]]) -> list[tuple[Tensor, Tensor]]:
+        """Mean and standard deviation for each tensor of weights."""
+        return [
+            (at_least_single(prior.get_buffer(f"{name}_mean")), at_least_single(prior.get_buffer(f"{name}_std")))
+            for prior, layer in zip(priors, layers, strict=True)
+            for name in layer
+        ]
 
     @classmethod
-    def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Sum of log N(w | mean, std^2)."""
+        weights = [drawn for layer in layers for drawn in layer.values()]
+        pairs = zip(weights, cls._moments_of(priors, layers), strict=True)
+        standardized = torch.cat([((drawn - mean) / std).reshape(-1) for drawn, (mean, std) in pairs])
+        log_std = cls._log_std(weights, [std for _, std in cls._moments_of(priors, layers)])
+        return -(standardized.square() + math.log(2 * math.pi)).sum() / 2 - log_std
+
+    @classmethod
+    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
         """Closed form."""
-        mean, std = _lay_out(priors, shapes, "mean"), _lay_out(priors, shapes, "std")  # type: ignore[arg-type]
-        second_moment = posterior.variance + (posterior.mean - mean).square()
-        return (std.log() - posterior.log_std + (second_moment / std.square() - 1) / 2).sum()
+        posteriors = [q for layer in layers for q in layer.values()]
+        parameters = cls._moments_of(priors, layers)
+        scales, second_moments = [], []
+        for q, (mean, std) in zip(posteriors, parameters, strict=True):
+            deviation = at_least_single(q.mean) - mean
+            if std.numel() == 1:
+                second_moments += [q.sum_variance, sum_of_squares(deviation)]
+                scales += [std.reshape(())] * 2
+            else:
+                second_moments.append(((q.variance + deviation.square()) / std.square()).sum())
+                scales.append(std.new_ones(()))
+        scaled = (torch.stack(second_moments) / torch.stack(scales).square()).sum()
+        log_ratio = cls._log_std([q.mean for q in posteriors], [std for _, std in parameters])
+        log_ratio = log_ratio - torch.stack([q.sum_log_std for q in posteriors]).sum()
+        return log_ratio + (scaled - sum(q.mean.numel() for q in posteriors)) / 2
+
+    @staticmethod
+    def _log_std(weights: Sequence[Tensor], stds: Sequence[Tensor]) -> Tensor:
+        """The sum over all weights of the logarithm of the prior's standard deviation."""
+        counts = torch.cat(
+            [std.new_full((std.numel(),), w.numel() / std.numel()) for w, std in zip(weights, stds, strict=True)]
+        )
+        return (torch.cat([std.reshape(-1) for std in stds]).log() * counts).sum()
 
 
 def _of_tensor(given: float | Tensor | Mapping[str, float | Tensor], name: str) -> float | Tensor:
@@ -173,7 +193,7 @@ class FanInPrior(Prior):
         return GaussianPrior(std=std).bind(means, fan_in)
 
     @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Only a bound prior has a density."""
         raise OptionError("A FanInPrior must be bound to a layer before it has a density.")
 
@@ -197,7 +217,7 @@ class EmpiricalPrior(Prior):
         return GaussianPrior(mean=mean, std=std).bind(means, fan_in)
 
     @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Only a bound prior has a density."""
         raise OptionError("An EmpiricalPrior must be bound to a layer before it has a density.")
 
@@ -216,13 +236,15 @@ class LearnedPrior(Prior):
     """
 
     @staticmethod
-    def scale(posterior: Posterior, sizes: Sequence[int]) -> Tensor:
-        """The best s^2 of each of several layers with these numbers of weights."""
-        second_moment = posterior.variance + at_least_single(posterior.mean).square()
-        return torch.stack([part.mean() for part in second_moment.split(list(sizes))])
+    def scale(layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
+        """The best s^2 of each of several layers."""
+        sums = [[s for q in layer.values() for s in (q.sum_variance, sum_of_squares(q.mean))] for layer in layers]
+        counts = [sum(q.mean.numel() for q in layer.values()) for layer in layers]
+        total = torch.stack([torch.stack(parts).sum() for parts in sums])
+        return total / torch.tensor(counts, dtype=total.dtype, device=total.device)
 
     @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """The scale depends on the posterior, which drawn weights do not tell."""
         raise OptionError(
             "A learned prior has its scale from the posterior, so its KL is only available in closed form: "
@@ -230,12 +252,12 @@ class LearnedPrior(Prior):
         )
 
     @classmethod
-    def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
+    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
         """Closed form at the best scale."""
-        sizes = [sum(shape.numel() for shape in layer.values()) for layer in shapes]
-        best = cls.scale(posterior, sizes)
-        weights_per_layer = torch.tensor(sizes, dtype=best.dtype, device=best.device)
-        return (weights_per_layer * best.log()).sum() / 2 - posterior.log_std.sum()
+        best = cls.scale(layers)
+        counts = [sum(q.mean.numel() for q in layer.values()) for layer in layers]
+        log_stds = torch.stack([q.sum_log_std for layer in layers for q in layer.values()])
+        return (torch.tensor(counts, dtype=best.dtype, device=best.device) * best.log()).sum() / 2 - log_stds.sum()
 
 
 class ScaleMixturePrior(Prior):
@@ -261,20 +283,23 @@ class ScaleMixturePrior(Prior):
         return copy.deepcopy(self).to(dtype=weights.dtype).to(device=weights.device)
 
     @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Sum of the logarithm of the mixture's density."""
+        weights = _end_to_end(drawn for layer in layers for drawn in layer.values())
+        sizes = torch.tensor(
+            [sum(drawn.numel() for drawn in layer.values()) for layer in layers], device=weights.device
+        )
         pi, std_1, std_2 = (
-            torch.cat(
-                [
-                    at_least_single(prior.get_buffer(name)).expand(sum(shape.numel() for shape in layer.values()))
-                    for prior, layer in zip(priors, shapes, strict=True)
-                ]
-            )
+            at_least_single(torch.stack([prior.get_buffer(name) for prior in priors])).repeat_interleave(sizes)
             for name in ("pi", "std_1", "std_2")
         )
         first = pi.log() - std_1.log() - (weights / std_1).square() / 2
         second = torch.log1p(-pi) - std_2.log() - (weights / std_2).square() / 2
         return (torch.logaddexp(first, second) - math.log(2 * math.pi) / 2).sum()
+
+
+def _end_to_end(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class LogUniformPrior(Prior):
@@ -288,14 +313,18 @@ class LogUniformPrior(Prior):
     _LOG_CONSTANT = (math.log(2 * math.pi) + 1) / 2 + (0.5772156649015329 + math.log(2)) / 2
 
     @classmethod
-    def log_prob(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], weights: Tensor) -> Tensor:
+    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
         r"""Sum of -log \|w\| up to the constant above."""
+        weights = _end_to_end(drawn for layer in layers for drawn in layer.values())
         return -(weights.abs().clamp_min(torch.finfo(weights.dtype).tiny).log() + cls._LOG_CONSTANT).sum()
 
     @classmethod
-    def divergence(cls, priors: Sequence[Prior], shapes: Sequence[Shapes], posterior: Posterior) -> Tensor:
+    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
         """Molchanov et al.'s approximation."""
-        log_alpha = posterior.log_alpha
+        posteriors = [q for layer in layers for q in layer.values()]
+        # In their own dtype: the floor of `alpha` depends on it.
+        means, free = _end_to_end(q.mean for q in posteriors), _end_to_end(q.free for q in posteriors)
+        log_alpha = Posterior(means, free, posteriors[0].parameterization).log_alpha
         return (0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + softplus(-log_alpha) / 2).sum()
 
 

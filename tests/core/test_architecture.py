@@ -12,8 +12,8 @@ import dubito
 SOURCE = Path(dubito.__file__).parent
 # style.md: mathematics <- models and data <- training <- evaluation, paper, serving <- command line
 CORE = (
-    *("errors", "softplus", "posterior", "prior", "divergence", "estimators", "layers"),
-    *("head", "elbo", "uncertainty", "prediction", "convert"),
+    *("errors", "softplus", "autograd", "noise", "local", "posterior", "prior", "divergence", "estimators", "layers"),
+    *("head", "elbo", "uncertainty", "moments", "prediction", "convert", "ensembles", "logits", "model_summary", "pruning"),
 )
 LEVELS: dict[str, int] = {
     **dict.fromkeys(CORE, 0),
