@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.autograd import runs_eagerly
+from dubito.drawn import with_drawn_weights
 from dubito.errors import OptionError, unknown
 from dubito.local import local_reparameterization
 
@@ -61,21 +62,23 @@ class Local(Estimator):
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
-        posteriors = layer.posteriors()
-        mean = (layer.weight_mean, layer.bias_mean)
-        std = (posteriors["weight"].std, posteriors["bias"].std if "bias" in posteriors else None)
+        mean, std = layer.means_and_stds()
         if layer.is_batched(x) and runs_eagerly(x, *mean, *std):
             return local_reparameterization(*layer.as_linear_map(x, *arguments), mean, std)
         return self.plain(layer, x, *arguments)
 
     def plain(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """The same with torch's own operations and their gradients."""
+        mean, std = self.moments(layer, x, *arguments)
+        return torch.addcmul(mean, std, torch.randn_like(mean))
+
+    def moments(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the output."""
         mean = layer.linear_map(x, layer.weight_mean, layer.bias_mean, *arguments)
         variance = self._variance(layer, x, *arguments)
         # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor,
         # and the floor has gradient 0, which is the right one.
-        std = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-        return torch.addcmul(mean, std.to(mean.dtype), torch.randn_like(mean))
+        return mean, variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt().to(mean.dtype)
 
     @staticmethod
     def _variance(layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
@@ -118,6 +121,13 @@ class Weight(Estimator):
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, mu + sigma * eps), by groups of the batch."""
+        mean, std = layer.means_and_stds()
+        if layer.is_batched(x) and len(x) >= self.draws and runs_eagerly(x, *mean, *std):
+            return with_drawn_weights(*layer.as_linear_map(x, *arguments), mean, std, self.draws, self.antithetic)
+        return self.plain(layer, x, *arguments)
+
+    def plain(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
+        """The same with torch's own operations and their gradients."""
         groups = x.tensor_split(self.draws) if self.draws > 1 and layer.is_batched(x) and len(x) else (x,)
         outputs, noise = [], None
         for index, group in enumerate(groups):

@@ -21,7 +21,7 @@ from typing_extensions import Unpack  # a dependency of torch
 from dubito.divergence import kl_divergence
 from dubito.errors import OptionError, ShapeError, choose, unknown
 from dubito.estimators import Estimator, Mean, make_estimator
-from dubito.local import Convolution, LinearMap, MatrixProduct
+from dubito.linear_maps import Convolution, LinearMap, MatrixProduct
 from dubito.noise import standard_normal_like
 from dubito.posterior import PAPER_STD, Parameterization, Posterior, keep
 from dubito.prior import Prior, make_prior
@@ -151,6 +151,11 @@ class BayesLayer(nn.Module, ABC):
             }
         return self._kept
 
+    def means_and_stds(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Mean and standard deviation of the weight and the bias, None for what is not there."""
+        q = self.posteriors()
+        return (self.weight_mean, self.bias_mean), (q["weight"].std, q["bias"].std if "bias" in q else None)
+
     @property
     def weight_std(self) -> Tensor:
         """The standard deviation of every weight."""
@@ -170,9 +175,9 @@ class BayesLayer(nn.Module, ABC):
         """Fresh standard normal noise for each Bayesian tensor."""
         return {name: standard_normal_like(q.mean) for name, q in self.posteriors().items()}
 
-    def draw(self, noise: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias mu + sigma * noise; a bias without a posterior is as it is."""
-        drawn = {name: q.draw(noise[name]) for name, q in self.posteriors().items()}
+    def draw(self, noise: dict[str, Tensor], sign: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias mu + sign * sigma * noise; a bias without a posterior is as it is."""
+        drawn = {name: q.draw(noise[name], sign) for name, q in self.posteriors().items()}
         return drawn["weight"], drawn.get("bias", self.bias_mean)
 
     def active_estimator(self) -> Estimator:

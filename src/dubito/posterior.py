@@ -117,11 +117,11 @@ class Posterior:
         """The sum of log sigma over the weights."""
         return self.log_std.sum()
 
-    def draw(self, noise: Tensor | None = None) -> Tensor:
-        """Weights mu + sigma * noise in the noise's dtype; without noise, with fresh one in at least float32."""
+    def draw(self, noise: Tensor | None = None, sign: int = 1) -> Tensor:
+        """Weights mu + sign * sigma * noise in the noise's dtype; without noise, with fresh one in at least float32."""
         if noise is None:
             noise = standard_normal_like(at_least_single(self.mean))
-        return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise)
+        return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise, value=sign)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """log q(w) of each weight, in nats."""

@@ -1,7 +1,8 @@
-"""Prediction: mean probabilities with aleatoric and epistemic uncertainty, from draws of a network.
+"""Prediction: mean probabilities with aleatoric and epistemic uncertainty.
 
-The mean is that of the drawn probabilities, never of the logits. Draws are accumulated one by one, so memory does not
-grow with their number; images are taken in batches, so it does not grow with theirs either.
+The mean is that of the drawn probabilities, never of the logits. Draws are accumulated block by block, so memory does
+not grow with their number; images are taken in batches, so it does not grow with theirs either. How draws are made is
+in :mod:`dubito.draws`, how to do without them in :mod:`dubito.moments`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dubito.divergence import describe_non_finite
-from dubito.errors import NonFiniteError, OptionError, ShapeError, choose
-from dubito.estimators import Estimator, Mean, Weight, estimator, make_estimator
+from dubito.draws import Draws, Route, make_draws
+from dubito.errors import OptionError, ShapeError, choose
+from dubito.estimators import Estimator, estimator, make_estimator
 from dubito.head import ClassificationHead, Head, KendallGalHead, resolve_head
-from dubito.layers import BayesLayer
+from dubito.layers import posteriors_kept
+from dubito.moments import Propagate, predict_moments
 from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
 
 __all__ = ["PredictionMethod", "predict"]
@@ -29,6 +31,15 @@ class PredictionMethod(str, Enum):
     """How the predictive distribution is approximated."""
 
     SAMPLE = "sample"
+    MOMENTS = "moments"
+
+
+@runtime_checkable
+class PredictsItself(Protocol):
+    """A network of networks, such as an ensemble, that predicts by its members."""
+
+    def predict_members(self, inputs: Any, *, head: Any, generator: Any, **options: Any) -> Prediction:
+        """What :func:`predict` gives, with its options."""
 
 
 def predict(
@@ -41,6 +52,7 @@ def predict(
     *,
     batch_size: int = 256,
     estimator: str | Estimator | None = None,
+    route: str = "auto",
     dropout: bool | None = None,
     covariance: bool = False,
     progress: bool = False,
@@ -55,12 +67,18 @@ def predict(
         model: any module whose outputs have a class axis 1.
         inputs: a tensor of images, or any iterable of batches: tensors, or tuples that start with one.
         samples: draws of the network.
-        method: ``sample``.
+        method: ``sample``, or ``moments``, which passes means and variances through the network instead of drawing.
         head: how outputs become probabilities; None for the model's own.
         generator: makes the draws reproducible. Without one they start from the global random state, which stays as
             it is: the same call gives the same result until the state moves on.
         batch_size: how many images at once. With ``weight`` draws the result does not depend on it.
-        estimator: None for each layer's own.
+        estimator: None for each layer's own, where `route` leaves it to the layers.
+        route: how draws are made. ``loop``: one after the other by the layers' estimators. ``stacked``: many draws of
+            few images as one large batch, the same draws by ``local``. ``weights``: the weights of a draw once for
+            all images, in antithetic pairs; exact where ``local`` treats the positions of a convolution as independent.
+            ``auto`` takes, if no estimator is asked for and all layers are ``local``, ``weights`` for 32 images at
+            once or more, and ``stacked`` for fewer; ``loop`` otherwise. ``local`` finds less epistemic uncertainty than
+            ``weights``, so name one route for predictions that are to be compared. See :mod:`dubito.draws`.
         dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
         covariance: also give the (N, C, C) matrices.
         progress: show a progress bar with the time left.
@@ -71,7 +89,22 @@ def predict(
     >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
     (torch.Size([5, 3]), True)
     """
-    choose(PredictionMethod, method, "method")
+    if isinstance(model, PredictsItself):
+        return model.predict_members(
+            inputs,
+            head=head,
+            generator=generator,
+            samples=samples,
+            method=method,
+            batch_size=batch_size,
+            estimator=estimator,
+            route=route,
+            dropout=dropout,
+            covariance=covariance,
+            progress=progress,
+        )
+    kind = choose(PredictionMethod, method, "method")
+    way = choose(Route, route, "route")
     if samples < 1:
         raise OptionError(f"samples is {samples}, but a prediction needs at least 1 draw.")
     if batch_size < 1:
@@ -83,56 +116,36 @@ def predict(
         )
     dropout = bool(getattr(model, "draws_dropout", False)) if dropout is None else dropout
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    parts = []
-    with torch.no_grad(), _drawing(model, estimator, dropout), _isolated_random_state(device):
-        seeds = _Seeds(samples, generator, shared=_draws_do_not_depend_on_the_batch(model, dropout))
+    parts, draws, propagate = [], None, Propagate() if kind is PredictionMethod.MOMENTS else None
+    with torch.no_grad(), _drawing(model, estimator, dropout), _isolated_random_state(device), posteriors_kept(model):
         for batch in _batches(inputs, batch_size, progress):
-            parts.append(_predict_batch(model, batch.to(device), chosen, seeds.of_batch(), covariance))
+            if propagate is not None:
+                parts.append(
+                    predict_moments(model, batch.to(device), chosen, covariance=covariance, propagate=propagate)
+                )
+                continue
+            if draws is None:
+                draws = make_draws(way, model, samples, generator, len(batch), batch_size, estimator is None)
+            parts.append(_predict_batch(draws, batch.to(device), chosen, covariance))
     if not parts:
         raise ShapeError("There are no images to predict: the inputs are empty.")
     return Prediction.cat(parts)
 
 
-def _predict_batch(
-    model: nn.Module, batch: Tensor, head: ClassificationHead, seeds: list[int], covariance: bool
-) -> Prediction:
+def _predict_batch(draws: Draws, batch: Tensor, head: ClassificationHead, covariance: bool) -> Prediction:
+    """The prediction of one batch from blocks of draws (T, N, C, ...)."""
     split: Decomposition | LogitDecomposition
-    kendall_gal = isinstance(head, KendallGalHead)
-    split = LogitDecomposition(covariance) if kendall_gal else Decomposition(covariance)
-    first: Tensor | None = None
-    for index, seed in enumerate(seeds):
-        _seed(batch.device, seed)
-        state = _random_state(batch.device)
-        outputs = model(batch)
-        _require_outputs(outputs, batch, model)
-        # Equal outputs alone may be chance: two dropout masks are often the same.
-        nothing_drawn = torch.equal(state, _random_state(batch.device)) and not kendall_gal
-        if index == 1 and nothing_drawn and first is not None and torch.equal(first, outputs):
-            break
-        first = outputs if index == 0 else None
-        probs = head.probs(outputs).unsqueeze(0)
+    split = LogitDecomposition(covariance) if isinstance(head, KendallGalHead) else Decomposition(covariance)
+    for outputs in draws.of(batch, random_head=isinstance(head, KendallGalHead)):
+        flat = outputs.flatten(0, 1)
+        shape = outputs.shape[:2]
+        probs = head.probs(flat).unflatten(0, shape)
         if isinstance(split, LogitDecomposition):
             assert isinstance(head, KendallGalHead)
-            mean, variance = head.logit_moments(outputs)
-            split.update(probs, mean.unsqueeze(0), variance.unsqueeze(0))
+            split.update(probs, *(moment.unflatten(0, shape) for moment in head.logit_moments(flat)))
         else:
             split.update(probs)
     return split.compute()
-
-
-def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module) -> None:
-    if not isinstance(outputs, Tensor):
-        raise ShapeError(
-            f"The model returned {type(outputs).__name__}, but predict needs a tensor of logits (N, C): wrap the model "
-            "in one that returns it."
-        )
-    if outputs.dim() < 2 or outputs.shape[0] != batch.shape[0]:
-        raise ShapeError(
-            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}, but "
-            "logits need a batch and a class axis: (N, C)."
-        )
-    if not bool(outputs.isfinite().all()):
-        raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
 
 
 @contextmanager
@@ -152,51 +165,10 @@ def _drawing(model: nn.Module, given: str | Estimator | None, dropout: bool) -> 
             module.training = training
 
 
-def _draws_do_not_depend_on_the_batch(model: nn.Module, dropout: bool) -> bool:
-    layers = [m for m in model.modules() if isinstance(m, BayesLayer)]
-    if dropout and any(isinstance(m, _DropoutNd) for m in model.modules()):
-        return False
-    return all(layer.forced_estimator in (Weight(), Mean()) for layer in layers)
-
-
-class _Seeds:
-    """A seed for each draw: the same for every batch if only weights are drawn, else new ones for each batch."""
-
-    def __init__(self, samples: int, generator: torch.Generator | None, shared: bool) -> None:
-        device = "cpu" if generator is None else generator.device
-        base = int(torch.randint(2**62, (), generator=generator, device=device))
-        self._stream = torch.Generator().manual_seed(base)
-        self._samples = samples
-        self._shared = self._next() if shared else None
-
-    def _next(self) -> list[int]:
-        return torch.randint(2**62, (self._samples,), generator=self._stream).tolist()
-
-    def of_batch(self) -> list[int]:
-        return self._shared or self._next()
-
-
 def _isolated_random_state(device: torch.device) -> Any:
     if device.type in ("cpu", "meta"):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed the global generators that layers on `device` draw from, and no others."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type not in ("cpu", "meta"):
-        getattr(torch, device.type).manual_seed(seed)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """The state of the generator that layers on `device` draw from."""
-    if device.type in ("cpu", "meta"):
-        return torch.default_generator.get_state()
-    return getattr(torch, device.type).get_rng_state(device)
 
 
 def _batches(inputs: Tensor | Iterable[Any], batch_size: int, progress: bool) -> Iterator[Tensor]:

@@ -13,7 +13,8 @@ import dubito
 from dubito.autograd import sum_of_squares
 from dubito.estimators import Local
 from dubito.layers import posteriors_kept
-from dubito.local import Convolution, local_reparameterization
+from dubito.linear_maps import Convolution
+from dubito.local import local_reparameterization
 from dubito.noise import SMALLEST, standard_normal_like
 from dubito.posterior import KeptPosterior, Parameterization, Posterior, keep
 

@@ -52,7 +52,7 @@ def test_probabilities_are_the_mean_of_the_drawn_ones_and_uncertainty_is_theirs(
     logits = []
     model.register_forward_hook(lambda module, inputs, output: logits.append(output))
     prediction = dubito.predict(model, images(), samples=9, covariance=True)
-    raw = torch.stack(logits)
+    raw = torch.cat(logits).unflatten(0, (-1, 6))
     draws = raw.softmax(2) if head == "softmax" else dubito.softplus_normalize(raw)
     assert len(draws) == prediction.samples == 9
     expected = dubito.decompose(draws, covariance=True)

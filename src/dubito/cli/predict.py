@@ -130,7 +130,7 @@ def _predict(network: Any, reader: Reader, samples: int, batch_size: int, seed: 
     generator = torch.Generator().manual_seed(seed)
     # One call for all batches: networks that draw their weights then use the same ones for every image.
     inputs = chain([first], batches)
-    return dubito.predict(network, inputs, samples, generator=generator, batch_size=batch_size)
+    return dubito.predict(network, inputs, samples, generator=generator, batch_size=batch_size, route="weights")
 
 
 def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[str]) -> Table:

@@ -392,7 +392,7 @@ def _predict_all(
                 if len(job.images):
                     batches = job.batches(run, options["batch_size"], seed, advance)
                     generator = torch.Generator().manual_seed(seed + member)
-                    prediction = predict(network, batches, generator=generator, **options)
+                    prediction = predict(network, batches, generator=generator, route="weights", **options)
                     found.setdefault(key, []).append(prediction.to("cpu"))
     return found, watch.seconds
 

@@ -189,7 +189,10 @@ class Classifier(pl.LightningModule):
         """Predict by draws, and take in how good probabilities and uncertainties are."""
         images, labels = batch
         generator = torch.Generator().manual_seed(key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch))
-        prediction = predict(self.network, images, self.validation_samples, generator=generator, batch_size=len(images))
+        samples = self.validation_samples
+        prediction = predict(
+            self.network, images, samples, generator=generator, batch_size=len(images), route="weights"
+        )
         self._accuracy.update(prediction.probs, labels)
         self._calibration.update(prediction.probs, labels)
         tiny = torch.finfo(prediction.probs.dtype).tiny

@@ -1,0 +1,233 @@
+"""Draws of a network's outputs for a batch, by the route that is cheapest for its size.
+
+- ``loop``: one draw after the other, by the layers' own estimators.
+- ``weights``, for many images: the weights of a draw are made once and shared by all images, so that a draw costs one
+  forward pass of a point-estimate network. Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the
+  noise to make, and mean probabilities whose errors cancel to first order. A layer that the network calls twice has the
+  same weights both times.
+- ``stacked``, for few images: as many copies of the images as there are draws make one large batch, in which ``local``
+  draws every output element by itself. Layers that see the images themselves convolve them once for all draws.
+
+``weights`` draws from the exact posterior; ``local``, in ``loop`` and ``stacked``, treats the positions of a convolution
+as independent and so finds less epistemic uncertainty: to compare images with each other, predict them by one route.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from dubito.divergence import describe_non_finite
+from dubito.errors import NonFiniteError, OptionError, ShapeError
+from dubito.estimators import Estimator, Local, Mean, Weight, estimator
+from dubito.layers import BayesLayer
+from dubito.noise import standard_normal_like
+
+__all__ = ["MANY", "Draws", "Route", "make_draws"]
+
+MANY = 32
+"""From so many images on it pays to draw the weights: below, drawing them costs more than a second convolution."""
+
+
+class Route(str, Enum):
+    """How the draws of a prediction are made."""
+
+    AUTO = "auto"
+    LOOP = "loop"
+    STACKED = "stacked"
+    WEIGHTS = "weights"
+
+
+def make_draws(
+    route: Route,
+    model: nn.Module,
+    samples: int,
+    generator: torch.Generator | None,
+    images: int,
+    batch_size: int,
+    own_estimators: bool,
+) -> Draws:
+    """The draws of a whole prediction; `images` is the size of its first batch, `batch_size` the largest to compute."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+    local = bool(layers) and all(layer.forced_estimator == Local() for layer in layers) and not _drops_out(model)
+    if route is Route.AUTO:
+        route = Route.LOOP
+        if local and own_estimators:
+            route = Route.WEIGHTS if images >= MANY else Route.STACKED
+    if route is Route.STACKED:
+        if not local:
+            raise OptionError("route is 'stacked', but not all that the network draws is drawn by local; use 'auto'.")
+        return StackedDraws(model, samples, generator, batch_size)
+    if route is Route.WEIGHTS and layers:
+        return WeightDraws(model, samples, generator)
+    return LoopedDraws(model, samples, generator)
+
+
+class Draws(ABC):
+    """`samples` draws of the outputs of any number of batches."""
+
+    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
+        device = "cpu" if generator is None else generator.device
+        base = int(torch.randint(2**62, (), generator=generator, device=device))
+        self.model = model
+        self.samples = samples
+        self._stream = torch.Generator().manual_seed(base)
+
+    def seeds(self) -> list[int]:
+        """A seed for each draw, new ones at every call."""
+        return torch.randint(2**62, (self.samples,), generator=self._stream).tolist()
+
+    @abstractmethod
+    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+        """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`.
+
+        `random_head` says that what becomes of the outputs is random too.
+        """
+
+    def _outputs(self, batch: Tensor) -> Tensor:
+        outputs = self.model(batch)
+        _require_outputs(outputs, batch, self.model)
+        return outputs
+
+
+class LoopedDraws(Draws):
+    """One forward pass after the other; a network that draws nothing makes only two."""
+
+    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
+        super().__init__(model, samples, generator)
+        # Weights do not depend on the batch, so every batch gets the same.
+        layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+        alike = all(layer.forced_estimator in (Weight(), Mean()) for layer in layers) and not _drops_out(model)
+        self._shared = self.seeds() if alike else None
+
+    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+        """One draw each."""
+        first: Tensor | None = None
+        for index, seed in enumerate(self._shared or self.seeds()):
+            _seed(batch.device, seed)
+            state = _random_state(batch.device)
+            outputs = self._outputs(batch)
+            # Equal outputs alone may be chance: two dropout masks are often the same.
+            nothing_drawn = torch.equal(state, _random_state(batch.device)) and not random_head
+            if index == 1 and nothing_drawn and first is not None and torch.equal(first, outputs):
+                return
+            first = outputs if index == 0 else None
+            yield outputs.unsqueeze(0)
+
+
+class WeightDraws(Draws):
+    """The weights of a draw once for all images, in antithetic pairs; every batch gets the same."""
+
+    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
+        super().__init__(model, samples, generator)
+        self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+        self._weight_seeds = self.seeds()
+        self._shared = None if _drops_out(model) else self.seeds()
+
+    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+        """One draw each, two with the same noise and opposite signs."""
+        given = _GivenWeights()
+        for index, seed in enumerate(self._shared or self.seeds()):
+            if index % 2 == 0:
+                _seed(batch.device, self._weight_seeds[index])
+                noise = {id(layer): layer.weight_noise() for layer in self._layers}
+            given.weights = {
+                id(layer): layer.draw(noise[id(layer)], sign=-1 if index % 2 else 1) for layer in self._layers
+            }
+            _seed(batch.device, seed)
+            with estimator(self.model, given):
+                outputs = self._outputs(batch)
+            yield outputs.unsqueeze(0)
+
+
+class StackedDraws(Draws):
+    """Copies of the images side by side, at most `largest` at once, for ``local``."""
+
+    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None, largest: int) -> None:
+        super().__init__(model, samples, generator)
+        self._largest = largest
+
+    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+        """As many draws at once as fit."""
+        seeds, done = self.seeds(), 0
+        while done < self.samples:
+            copies = max(1, min(self.samples - done, self._largest // len(batch)))
+            _seed(batch.device, seeds[done])
+            stack = batch.repeat(copies, *(1,) * (batch.dim() - 1))
+            with estimator(self.model, _LocalOfCopies(stack, batch, copies)):
+                outputs = self._outputs(stack)
+            yield outputs.unflatten(0, (copies, len(batch)))
+            done += copies
+
+
+class _GivenWeights(Estimator):
+    """The linear map with weights that were drawn before."""
+
+    name: ClassVar[str] = "given"
+    weights: dict[int, tuple[Tensor, Tensor | None]]
+
+    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
+        """F(x, w)."""
+        return layer.linear_map(x, *self.weights[id(layer)], *arguments)
+
+
+class _LocalOfCopies(Local):
+    """Local reparameterisation that, where it meets the stack of copies itself, convolves only one of them."""
+
+    def __init__(self, stack: Tensor, single: Tensor, copies: int) -> None:
+        self.__dict__.update(stack=stack, single=single, copies=copies)  # its base class is frozen
+
+    stack: Tensor
+    single: Tensor
+    copies: int
+
+    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
+        """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
+        if x is not self.stack:
+            return super().__call__(layer, x, *arguments)
+        mean, std = self.moments(layer, self.single, *arguments)
+        repeats = (self.copies, *(1,) * (mean.dim() - 1))
+        mean = mean.repeat(repeats)
+        return mean.addcmul_(std.repeat(repeats), standard_normal_like(mean))
+
+
+def _drops_out(model: nn.Module) -> bool:
+    return any(isinstance(module, _DropoutNd) and module.training for module in model.modules())
+
+
+def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module) -> None:
+    if not isinstance(outputs, Tensor):
+        raise ShapeError(
+            f"The model returned {type(outputs).__name__}, but predict needs a tensor of logits (N, C): wrap the model "
+            "in one that returns it."
+        )
+    if outputs.dim() < 2 or outputs.shape[0] != batch.shape[0]:
+        raise ShapeError(
+            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}, but "
+            "logits need a batch and a class axis: (N, C)."
+        )
+    if not bool(outputs.isfinite().all()):
+        raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the global generators that layers on `device` draw from, and no others."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type not in ("cpu", "meta"):
+        getattr(torch, device.type).manual_seed(seed)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the generator that layers on `device` draw from."""
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator.get_state()
+    return getattr(torch, device.type).get_rng_state(device)

@@ -1,0 +1,187 @@
+"""The routes by which draws are made: each draws from the distribution that it promises, and the cheapest is taken."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import dubito
+from dubito.draws import MANY
+from dubito.errors import OptionError
+
+
+def network(estimator="local", **options) -> nn.Sequential:
+    torch.manual_seed(0)
+    options = {"estimator": estimator, "initial_std": 0.2, "dtype": torch.float64, **options}
+    model = nn.Sequential(
+        dubito.BayesConv2d(1, 3, 3, padding=1, **options),
+        nn.Softplus(),
+        nn.Flatten(),
+        dubito.BayesLinear(3 * 16, 4, **options),
+    )
+    return dubito.attach_head(model, "softplus")
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def passes(model: nn.Module) -> list[int]:
+    """Sizes of the batches that the model is called with, as they come."""
+    sizes: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
+    return sizes
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(MANY, [MANY] * 6), (3, [18])])
+def test_automatic_route_draws_weights_for_many_images_and_stacks_few(count, sizes):
+    model = network()
+    seen = passes(model)
+    assert dubito.predict(model, images(count), samples=6).samples == 6
+    assert seen == sizes
+
+
+@pytest.mark.parametrize("options", [{"estimator": "local"}, {"estimator": "flipout"}, {"route": "loop"}], ids=str)
+def test_what_is_asked_for_is_not_replaced(options):
+    model = network()
+    seen = passes(model)
+    dubito.predict(model, images(3), samples=4, **options)
+    assert seen == [3] * 4
+
+
+def test_other_estimators_than_local_are_looped_over():
+    model = network("flipout")
+    seen = passes(model)
+    dubito.predict(model, images(MANY), samples=4)
+    assert seen == [MANY] * 4
+
+
+def test_the_first_batch_decides_for_all():
+    model = network()
+    seen = passes(model)
+    dubito.predict(model, images(MANY + 1), samples=2, batch_size=MANY)
+    assert seen == [MANY, MANY, 1, 1]
+
+
+def test_stacks_are_no_larger_than_a_batch():
+    model = network()
+    seen = passes(model)
+    assert dubito.predict(model, images(3), samples=7, batch_size=8).samples == 7
+    assert seen == [6, 6, 6, 3]
+
+
+def moments(model, x, draws, **options):
+    """Mean and variance of each probability over independent predictions of two draws, with their standard errors."""
+    means, squares = [], []
+    generator = seeded(5)
+    for _ in range(draws):
+        prediction = dubito.predict(model, x, samples=2, generator=generator, **options)
+        means.append(prediction.probs)
+        squares.append(prediction.epistemic_per_class + prediction.probs.square())  # mean of p^2 over the two
+    means, squares = torch.stack(means), torch.stack(squares)
+    errors = (means.std(0) / math.sqrt(draws), squares.std(0) / math.sqrt(draws))
+    return means.mean(0), squares.mean(0), *errors
+
+
+@pytest.mark.parametrize("route", ["weights", "stacked"])
+def test_routes_draw_from_the_distribution_of_their_estimator(route):
+    """First and second moment of every probability against the loop, within 4.5 standard errors of the difference."""
+    model = network()
+    x = images(3)
+    found = moments(model, x, 1500, route=route)
+    expected = moments(model, x, 1500, route="loop", estimator="weight" if route == "weights" else "local")
+    for value, reference, error, other in zip(found[:2], expected[:2], found[2:], expected[2:], strict=True):
+        assert ((value - reference).abs() <= 4.5 * (error.square() + other.square()).sqrt()).all()
+
+
+def test_pairs_of_weight_draws_are_mirror_images():
+    layer = dubito.attach_head(dubito.BayesLinear(5, 3, initial_std=0.3, dtype=torch.float64), "softmax")
+    outputs = []
+    layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    dubito.predict(layer, x, samples=5, route="weights")
+    mean = layer.eval()(x)
+    outputs.pop()
+    assert len(outputs) == 5
+    for first, second in ((0, 1), (2, 3)):
+        torch.testing.assert_close((outputs[first] + outputs[second]) / 2, mean)
+    assert (outputs[0] - outputs[2]).abs().max() > 1e-3
+    assert (outputs[4] - mean).abs().max() > 1e-3
+
+
+def test_copies_of_an_image_vary_although_the_first_layer_convolves_it_once():
+    model = network()
+    first = []
+    model[0].register_forward_hook(lambda module, inputs, output: first.append(output))
+    dubito.predict(model, images(1), samples=50)
+    (stack,) = first
+    assert len(stack) == 50
+    assert len({tuple(row.flatten().tolist()) for row in stack}) == 50
+    # each with the analytic moments of the layer's output, in standard errors
+    mean = model[0].eval()(images(1))
+    with dubito.estimator(model, "local"):
+        many = model[0](images(1).expand(4000, -1, -1, -1))
+    error = many.std(0) / math.sqrt(50)
+    assert ((stack.mean(0) - mean[0]).abs() <= 5 * error).all()
+
+
+def test_layer_called_twice_has_the_same_weights_within_a_draw():
+    layer = dubito.BayesLinear(3, 3, initial_std=0.5, dtype=torch.float64)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x) - self.layer(x)
+
+    model = dubito.attach_head(Twice(), "softmax")
+    x = torch.randn(4, 3, dtype=torch.float64)
+    assert dubito.predict(model, x, route="weights").epistemic.max() < 1e-20
+    assert dubito.predict(model, x, route="loop", estimator="weight").epistemic.max() > 1e-4
+
+
+def test_dropout_in_the_network_is_drawn_anew_within_a_pair():
+    model = network(initial_std=1e-9)
+    model.insert(2, nn.Dropout(0.5))
+    prediction = dubito.predict(model, images(MANY), samples=8, dropout=True, route="weights")
+    assert (prediction.epistemic > 1e-4).all()
+
+
+def test_network_without_bayesian_layers_has_no_weights_to_draw():
+    model = dubito.attach_head(nn.Linear(3, 2), "softmax")
+    assert dubito.predict(model, torch.randn(2, 3), route="weights").epistemic.tolist() == [0, 0]
+
+
+def test_stacking_is_for_local_only():
+    with pytest.raises(OptionError, match="not all that the network draws is drawn by local"):
+        dubito.predict(network("weight"), images(2), route="stacked")
+
+
+def test_dropout_beside_local_layers_is_not_stacked():
+    model = network()
+    model.insert(2, nn.Dropout(0.5))
+    seen = passes(model)
+    dubito.predict(model, images(2), samples=3, dropout=True)
+    assert seen == [2, 2, 2]
+
+
+def test_unknown_route_lists_the_valid_ones():
+    with pytest.raises(OptionError, match="route is 'fast', but must be one of 'auto', 'loop', 'stacked', 'weights'"):
+        dubito.predict(network(), images(2), route="fast")
+
+
+def test_moments_need_no_draws():
+    model = network()
+    state = torch.get_rng_state()
+    by_moments = dubito.predict(model, images(5), method="moments")
+    assert torch.equal(state, torch.get_rng_state())
+    by_draws = dubito.predict(model, images(5), samples=4000, generator=seeded())
+    assert (by_moments.probs - by_draws.probs).abs().max() < 0.02
+    assert (by_moments.epistemic / by_draws.epistemic - 1).abs().max() < 0.2
