@@ -127,19 +127,20 @@ class WeightDraws(Draws):
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
         self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+        self._given = _GivenWeights()
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
     def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
         """One draw each, two with the same noise and opposite signs."""
-        given = _GivenWeights()
+        given = self._given
         for index, seed in enumerate(self._shared or self.seeds()):
             if index % 2 == 0:
                 _seed(batch.device, self._weight_seeds[index])
                 noise = {id(layer): layer.weight_noise() for layer in self._layers}
-            given.weights = {
-                id(layer): layer.draw(noise[id(layer)], sign=-1 if index % 2 else 1) for layer in self._layers
-            }
+            for layer in self._layers:
+                earlier = given.weights.get(id(layer))
+                given.weights[id(layer)] = layer.draw(noise[id(layer)], -1 if index % 2 else 1, earlier)
             _seed(batch.device, seed)
             with estimator(self.model, given):
                 outputs = self._outputs(batch)
@@ -170,7 +171,9 @@ class _GivenWeights(Estimator):
     """The linear map with weights that were drawn before."""
 
     name: ClassVar[str] = "given"
-    weights: dict[int, tuple[Tensor, Tensor | None]]
+
+    def __init__(self) -> None:
+        self.weights: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, w)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -117,11 +117,14 @@ class Posterior:
         """The sum of log sigma over the weights."""
         return self.log_std.sum()
 
-    def draw(self, noise: Tensor | None = None, sign: int = 1) -> Tensor:
-        """Weights mu + sign * sigma * noise in the noise's dtype; without noise, with fresh one in at least float32."""
+    def draw(self, noise: Tensor | None = None, sign: int = 1, out: Tensor | None = None) -> Tensor:
+        """Weights mu + sign * sigma * noise in the noise's dtype; without noise, with fresh one in at least float32.
+
+        `out`, such as an earlier draw, is where they go.
+        """
         if noise is None:
             noise = standard_normal_like(at_least_single(self.mean))
-        return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise, value=sign)
+        return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise, value=sign, out=out)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """log q(w) of each weight, in nats."""
@@ -140,7 +143,7 @@ class KeptPosterior(Posterior):
     A training step needs sigma in the network and again in KL; there are as many as weights, so twice is too often.
     """
 
-    _terms: tuple[Tensor, Tensor, Tensor]  # sigma, the sum of sigma^2, the sum of log sigma
+    _terms: tuple[Tensor, ...]  # sigma; then, where KL may be wanted, the sum of sigma^2 and that of log sigma
 
     @property
     def _wide_std(self) -> Tensor:
@@ -149,12 +152,12 @@ class KeptPosterior(Posterior):
     @property
     def sum_variance(self) -> Tensor:
         """The sum of sigma^2 over the weights."""
-        return self._terms[1]
+        return self._terms[1] if len(self._terms) > 1 else super().sum_variance
 
     @property
     def sum_log_std(self) -> Tensor:
         """The sum of log sigma over the weights."""
-        return self._terms[2]
+        return self._terms[2] if len(self._terms) > 1 else super().sum_log_std
 
 
 def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
@@ -169,12 +172,16 @@ def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
         if q.parameterization is Parameterization.STD and runs_eagerly(q.free):
             alike[q.free.dtype, q.free.device].append(number)
     for numbers in alike.values():
-        stds_and_sums = _StdTerms.apply(*(posteriors[number].free for number in numbers))
-        stds, (squares, logs) = stds_and_sums[:-2], (sums.unbind() for sums in stds_and_sums[-2:])
-        for number, *terms in zip(numbers, stds, squares, logs, strict=True):
+        free = [posteriors[number].free for number in numbers]
+        if torch.is_grad_enabled():
+            *stds, squares, logs = _StdTerms.apply(*free)
+            all_terms: Iterable[tuple[Tensor, ...]] = zip(stds, squares.unbind(), logs.unbind(), strict=True)
+        else:  # a prediction, which has no use for sums
+            all_terms = ((softplus(rho),) for rho in free)
+        for number, terms in zip(numbers, all_terms, strict=True):
             q = posteriors[number]
             kept[number] = KeptPosterior(q.mean, q.free, q.parameterization)
-            object.__setattr__(kept[number], "_terms", tuple(terms))
+            object.__setattr__(kept[number], "_terms", terms)
     return kept
 
 
