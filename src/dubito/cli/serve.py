@@ -1,0 +1,146 @@
+"""`dubito serve`: a run over HTTP, with a page to try it on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.predict import choose_device, require_choice
+from dubito.cli.terminal import examples, progress_bar
+from dubito.errors import DubitoError, OptionError
+
+if TYPE_CHECKING:
+    from dubito.serving.model import ServedModel
+    from dubito.serving.validation import Validation
+
+__all__ = ["EXAMPLES", "serve"]
+
+EXAMPLES = examples(
+    "dubito serve runs/first",
+    "dubito serve runs/mnist --port 8080 --samples 30",
+    "DUBITO_API_KEY=... dubito serve runs/mnist --host 0.0.0.0",
+    "curl -F images=@photo.png http://127.0.0.1:8000/predict",
+    note="/docs of the running server says how to ask. Draws are new for every request, unless it gives a seed. Ctrl-C "
+    "or SIGTERM stops the server after it has answered what it accepted.",
+)
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="sample, moments, or auto: the one that needs fewest passes.")
+    ] = "auto",
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="DUBITO_API_KEY",
+            help="What requests must have in the header X-API-Key; others on this machine can see it here, but not in "
+            "the environment.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name by which a proxy may ask; on 127.0.0.1 only that and localhost are answered.",
+            show_default=False,
+        ),
+    ] = None,
+    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Images of a request.")] = 64,
+    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of a request.")] = 1000,
+    max_body: Annotated[float, typer.Option(metavar="MB", help="Size of a request.")] = 16,
+    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Pixels of a request.")] = 25,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images that share a forward pass.")] = 64,
+    max_wait: Annotated[
+        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests on their way.")
+    ] = 5,
+    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Images that may wait; more get 503.")] = 256,
+    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until a request has arrived.")] = 15,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until it is answered.")] = 60,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+    ] = "best",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Answer predictions over HTTP, with a page to try them on."""
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
+    if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
+        raise OptionError("--api-key must be printable ASCII characters, and at least one.")
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise DubitoError(f"Serving needs {error.name}, which is missing: pip install 'dubito[serve]'.") from None
+    import torch
+
+    from dubito.serving.application import Service
+    from dubito.serving.guard import Access
+    from dubito.serving.limits import Limits
+    from dubito.serving.model import ServedModel
+    from dubito.serving.server import bind, hosts_of, is_loopback
+    from dubito.serving.server import serve as serve_until_signal
+    from dubito.training.run import Run
+
+    limits = Limits(
+        max_images=max_images,
+        max_samples=max(samples, max_samples),
+        max_body_bytes=_millions("--max-body", max_body),
+        max_pixels=_millions("--max-pixels", max_pixels),
+        max_batch=max_batch,
+        max_wait=max_wait / 1000,
+        max_queue=max_queue,
+        body_timeout=body_timeout,
+        request_timeout=timeout,
+    )
+    opened = Run.open(run)
+    with bind(host, port) as listening:  # now, so that a port in use is told before anything is computed
+        # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+        torch.set_flush_denormal(True)
+        model = ServedModel(opened, samples, method, checkpoint, choose_device(device))
+        service = Service(model, _validations(model), limits)
+        if not is_loopback(listening) and api_key is None:
+            typer.echo(
+                f"Warning: {host} can be reached from other machines and no key is set, so anyone there can use this "
+                "server; set DUBITO_API_KEY, or leave --host at 127.0.0.1.",
+                err=True,
+            )
+
+        def started() -> None:
+            place = f"[{host}]" if ":" in host else host
+            what = f"{opened.config.inference} {opened.config.model} on {opened.data.name}"
+            typer.echo(f"Serving {model.name} ({what}) at http://{place}:{listening.getsockname()[1]}")
+            typer.echo("Ctrl-C stops.")
+
+        access = Access(hosts_of(listening, host, allow_host or []), api_key)
+        serve_until_signal(service, access, listening, started)
+    typer.echo("Stopped; everything that was accepted has been answered.")
+
+
+def _millions(name: str, value: float) -> int:
+    if not 0 < value < 1e6:
+        raise OptionError(f"{name} is {value:g}, but must be positive.")
+    return max(1, round(value * 1e6))
+
+
+def _validations(model: ServedModel) -> dict[str, Validation]:
+    from dubito.serving.validation import find_validation
+
+    def progress(total: int) -> Any:
+        return progress_bar("Predicting validation images", total)
+
+    try:
+        return {method: find_validation(model, method, progress=progress) for method in model.methods}
+    except DubitoError as error:
+        typer.echo(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
+        return {}

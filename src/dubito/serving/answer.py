@@ -1,0 +1,92 @@
+"""From a prediction to JSON: probabilities, uncertainties, where they stand, and a verdict in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from dubito.serving.batching import Predicted
+from dubito.serving.model import ServedModel
+from dubito.serving.request import Options
+from dubito.serving.validation import Validation
+
+__all__ = ["SENTENCES", "predictions", "verdict"]
+
+SENTENCES = {
+    "sure": "Neither doubt is unusual for images like those that the model knows; it can still be wrong.",
+    "ambiguous": "The image itself is ambiguous.",
+    "unfamiliar": "The model has not seen images like this.",
+    "both": "The model has not seen images like this, and the image itself is ambiguous.",
+    "undrawn": "The image is not unusually ambiguous; whether the model has seen images like it, one draw cannot say.",
+    "unknown": "There are no validation images to compare with, so it is not known whether this much doubt is usual.",
+}
+_MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
+_DIGITS = 7
+"""What single precision holds."""
+
+
+def predictions(
+    model: ServedModel, validation: Validation | None, options: Options, predicted: Predicted
+) -> list[dict[str, Any]]:
+    """An answer for each image."""
+    prediction, names = predicted.prediction, model.class_names
+    probs = [_rounded(row) for row in prediction.probs.tolist()]
+    labels = prediction.label.tolist()
+    measures = {name: _rounded(getattr(prediction, name).tolist()) for name in _MEASURES}
+    answers: list[dict[str, Any]] = []
+    for number, label in enumerate(labels):
+        answer: dict[str, Any] = {
+            "label": names[label],
+            "index": label,
+            "confidence": measures["confidence"][number],
+            "probabilities": dict(zip(names, probs[number], strict=True)),
+        }
+        answer |= {name: measures[name][number] for name in _MEASURES[1:]}
+        aleatoric, epistemic = answer["aleatoric"], answer["epistemic"]
+        answer["percentile"] = validation and {
+            "aleatoric": validation.percentile("aleatoric", aleatoric),
+            "epistemic": validation.percentile("epistemic", epistemic),
+        }
+        answer["verdict"] = verdict(validation, aleatoric, epistemic)
+        if options.per_class:
+            answer["per_class"] = {
+                "aleatoric": _row(prediction.aleatoric_per_class[number]),
+                "epistemic": _row(prediction.epistemic_per_class[number]),
+                "std": _row(prediction.epistemic_per_class[number].sqrt()),
+            }
+        if options.conformal is not None and validation is not None:
+            chosen = validation.conformal(options.conformal).sets(prediction.probs[number : number + 1])[0]
+            order = prediction.probs[number].argsort(descending=True).tolist()
+            answer["conformal"] = {
+                "coverage": options.conformal,
+                "set": [names[index] for index in order if chosen[index]],
+            }
+        if options.draws and predicted.draws is not None:
+            answer["draws"] = [_row(draw) for draw in predicted.draws[:, number]]
+        answers.append(answer)
+    return answers
+
+
+def verdict(validation: Validation | None, aleatoric: float, epistemic: float) -> dict[str, str]:
+    """Whether the doubt is unusual, and of which kind."""
+    if validation is None:
+        level = "unknown"
+    else:
+        ambiguous = validation.is_unusual("aleatoric", aleatoric)
+        unfamiliar = validation.is_unusual("epistemic", epistemic)
+        level = {(False, False): "sure", (True, False): "ambiguous", (False, True): "unfamiliar"}.get(
+            (ambiguous, unfamiliar), "both"
+        )
+    # Without a spread over draws (a frequentist network, or samples = 1) nothing is known of familiarity.
+    sentence = SENTENCES["undrawn" if level == "sure" and epistemic == 0 else level]
+    return {"level": level, "sentence": sentence}
+
+
+def _row(values: Tensor) -> list[float]:
+    return _rounded(values.tolist())
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.{_DIGITS}g}") for value in values]

@@ -1,0 +1,253 @@
+"""The end points: /predict, /model, /health, /metrics, the page and the documentation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from torch import Tensor
+
+from dubito import __version__
+from dubito.evaluation.thumbnails import data_uri
+from dubito.serving.answer import predictions
+from dubito.serving.batching import Batcher, Job, Predicted
+from dubito.serving.changes import add_noise, rotate, to_bytes
+from dubito.serving.decoding import decode_images
+from dubito.serving.documentation import STYLE, documentation
+from dubito.serving.guard import Access, Guard
+from dubito.serving.limits import Limits
+from dubito.serving.measuring import CONTENT_TYPE, Measures
+from dubito.serving.model import ServedModel
+from dubito.serving.refusal import RefusedError, busy
+from dubito.serving.request import PredictionRequest, parse_request, request_schema
+from dubito.serving.traffic import Traffic
+from dubito.serving.validation import RULE, Validation
+
+__all__ = ["Service", "application"]
+
+PAGE = Path(__file__).parent / "page"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+}
+"""The page's files; others are not served."""
+DECODERS = 2
+"""Threads that decode images, and so how many large ones are in memory at once."""
+
+
+class Service:
+    """A model with what is needed to answer requests: its queue, counters and threads."""
+
+    def __init__(
+        self, model: ServedModel, validations: Mapping[str, Validation] | None = None, limits: Limits | None = None
+    ) -> None:
+        self.model = model
+        self.validations = validations or {}
+        self.limits = limits or Limits()
+        self.traffic = Traffic(self.limits)
+        self.measures = Measures()
+        self.batcher = Batcher(model.predict, self.limits, lambda: self.traffic.arriving, self.measures.observe_batch)
+        self.measures.watch(lambda: self.batcher.waiting, lambda: self.traffic.in_work)
+        self._decoders = ThreadPoolExecutor(DECODERS, "dubito-decode")
+        self._usual = {method: validation.describe() for method, validation in self.validations.items()}
+        usual = self.validations.get(model.method)
+        self._examples = usual.example_list(model.class_names) if usual else []
+
+    def close(self) -> None:
+        """Answer what is in the queue and end the threads."""
+        self.batcher.close()
+        self._decoders.shutdown()
+
+    def describe(self, api_key: bool, trusted: bool) -> dict[str, Any]:
+        """What /model tells; the examples, which are images of the data, only those who are trusted."""
+        names = ("max_images", "max_samples", "max_draws", "max_body_bytes", "max_pixels")
+        return {
+            **self.model.describe(),
+            **{name: value for name, value in asdict(self.limits).items() if name in names},
+            "api_key": api_key,
+            "verdict_rule": RULE,
+            "validation": self._usual.get(self.model.method),
+            "validations": self._usual,
+            "examples": self._examples if trusted else [],
+        }
+
+    async def answer(self, request: PredictionRequest, deadline: float) -> dict[str, Any]:
+        """The answer to a request."""
+        options = request.options
+        method = self._method(request)
+        with self.traffic.prepare():
+            loop = asyncio.get_running_loop()
+            images, previews = await loop.run_in_executor(self._decoders, self._prepare, request)
+            samples = options.samples or self.model.samples
+            job = Job(images, method, samples, deadline, options.seed, options.draws)
+            self._check_work(job)
+            future = asyncio.wrap_future(self.batcher.submit(job))
+        try:
+            predicted: Predicted = await asyncio.wait_for(future, deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            raise busy("The server is busy: there was no answer in time; try again later.") from None
+        answers = predictions(self.model, self.validations.get(method), options, predicted)
+        for answer, (noise, rotation) in zip(answers, self._points(request), strict=True):
+            answer |= {} if noise is None else {"noise": noise}
+            answer |= {} if rotation is None else {"rotation": rotation}
+        for answer, preview in zip(answers, previews, strict=False):
+            answer["preview"] = preview
+        return {
+            "model": self.model.name,
+            "method": method,
+            "samples": predicted.prediction.samples,
+            "predictions": answers,
+        }
+
+    def _method(self, request: PredictionRequest) -> str:
+        options = request.options
+        method = self.model.choose(options.method, options.draws)
+        if method not in self.model.methods:
+            raise RefusedError(422, f"method is {method!r}, but this model has only {', '.join(self.model.methods)}.")
+        if options.conformal is not None and method not in self.validations:
+            raise RefusedError(
+                422, "conformal sets are calibrated on validation images, and this server has none of this model."
+            )
+        return method
+
+    def _check_work(self, job: Job) -> None:
+        draws = len(job.images) * job.samples
+        if job.method == "sample" and draws > self.limits.max_draws:
+            raise RefusedError(
+                422,
+                f"{len(job.images)} images with {job.samples} draws each are {draws:,} draws, but a request may have "
+                f"at most {self.limits.max_draws:,}; ask for fewer.",
+            )
+
+    @staticmethod
+    def _points(request: PredictionRequest) -> Sequence[tuple[float | None, float | None]]:
+        """Noise and rotation of each prediction."""
+        points = request.points
+        return points if len(request.files) == 1 else points * len(request.files)
+
+    def _prepare(self, request: PredictionRequest) -> tuple[Tensor, list[str]]:
+        """The images as the network takes them, and what they look like if that was asked for."""
+        decoded = decode_images(request.files, self.model.run.data, self.limits.max_pixels)
+        points = self._points(request)
+        sources = decoded * len(points) if len(decoded) == 1 else decoded
+        seed = request.options.seed or 0
+        changed = [
+            add_noise(rotate(image, rotation or 0).float() / 255, noise or 0, seed)
+            for image, (noise, rotation) in zip(sources, points, strict=True)
+        ]
+        previews = [data_uri(to_bytes(image)) for image in changed] if request.options.preview else []
+        return self.model.prepare(torch.stack(changed)), previews
+
+
+def application(service: Service, access: Access | None = None) -> Guard:
+    """The ASGI application that serves a model."""
+    access = access or Access()
+    app = FastAPI(
+        title=f"dubito: {service.model.name}",
+        version=__version__,
+        description="Predictions with their aleatoric and epistemic uncertainty.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    _add_model(app, service, access)
+    _add_page(app, service)
+    _add_failures(app)
+    paths = {"/", "/predict", "/model", "/health", "/metrics", "/docs", "/openapi.json"}
+    return Guard(app, access, service.limits, service.measures, paths)
+
+
+def _add_model(app: FastAPI, service: Service, access: Access) -> None:
+    @app.post("/predict", response_model=None, openapi_extra={"requestBody": request_schema()})
+    async def predict(request: Request) -> Response:
+        """Predict the class of images, with the uncertainty of every answer."""
+        with service.traffic.admit():
+            service.batcher.require_room()  # now, because reading and decoding would be in vain
+            deadline = time.monotonic() + service.limits.request_timeout
+            body = await service.traffic.read(request.stream(), request.headers.get("content-length"))
+            parsed = await parse_request(body, request.headers, service.limits)
+            del body
+            return JSONResponse(await service.answer(parsed, deadline))
+
+    @app.get("/model", response_model=None)
+    async def model(request: Request) -> Response:
+        """What the model is, what it accepts, and how uncertain it usually is."""
+        trusted = access.knows(dict(request.scope["headers"]))
+        return JSONResponse(service.describe(access.api_key is not None, trusted))
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        """Whether the server takes requests, and how many images wait."""
+        stopping = service.traffic.stopping
+        content = {"status": "stopping" if stopping else "ok", "queue": service.batcher.waiting}
+        return JSONResponse(content, 503 if stopping else 200, {"Retry-After": "1"} if stopping else None)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return PlainTextResponse(service.measures.text(), media_type=CONTENT_TYPE)
+
+
+def _add_page(app: FastAPI, service: Service) -> None:
+    # Names are looked up here and never joined to a path: nothing else can be read.
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS} if PAGE.is_dir() else {}
+    fresh = {"Cache-Control": "no-cache"}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        if "index.html" not in files:
+            return HTMLResponse(documentation(app, service), headers=fresh)
+        return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
+
+    @app.get("/static/{name:path}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return FileResponse(files[name], media_type=KINDS[files[name].suffix], headers=fresh)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(documentation(app, service), headers=fresh)
+
+    @app.get("/docs.css", include_in_schema=False)
+    async def style() -> Response:
+        return Response(STYLE, media_type=KINDS[".css"], headers=fresh)
+
+
+def _add_failures(app: FastAPI) -> None:
+    def failed(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+        return JSONResponse({"error": sentence}, status, headers)
+
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> Response:
+        return failed(error.status, str(error), error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return failed(400, "The connection ended before the request's body had arrived.")
+
+    @app.exception_handler(HTTPException)
+    async def impossible(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        place = request.url.path[:100]
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return failed(404, f"There is no {place} here; /docs says what there is.", headers)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return failed(405, f"{place} cannot be asked with {request.method[:20]}; /docs says how.", headers)
+        return failed(error.status_code, f"{str(error.detail).rstrip('.')}.", headers)

@@ -1,0 +1,184 @@
+"""Micro-batching: concurrent requests share forward passes.
+
+A thread takes what waits, first come, first served, together with everything else that waits for the same method and
+number of draws. Each image's answer has the same distribution as if it had been asked for alone: draws are made in the
+same way for every size of batch, and what a network makes of an image does not depend on its neighbours. A request
+with a seed is predicted alone, because the noise that a seed makes depends on the shape of the batch.
+
+What waits is bounded: beyond that a request is refused at once, rather than answered too late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dubito.serving.limits import Limits
+from dubito.serving.refusal import busy
+from dubito.uncertainty import Prediction
+
+__all__ = ["Batcher", "Job", "Predicted"]
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """What the network says of some images: the prediction, and (T, N, C) draws of their probabilities if wanted."""
+
+    prediction: Prediction
+    draws: Tensor | None = None
+
+    def part(self, start: int, stop: int) -> Predicted:
+        """Of these images alone."""
+        return Predicted(self.prediction[start:stop], None if self.draws is None else self.draws[:, start:stop])
+
+
+@dataclass(eq=False)
+class Job:
+    """Images (N, C, H, W), as the network takes them, that wait for their prediction until the deadline."""
+
+    images: Tensor
+    method: str
+    samples: int
+    deadline: float
+    seed: int | None = None
+    draws: bool = False
+    future: Future[Predicted] = field(default_factory=Future)
+
+    def may_join(self, other: Job) -> bool:
+        """Whether both can be predicted at once."""
+        if self.is_alone or other.is_alone or self.method != other.method:
+            return False
+        return self.method != "sample" or self.samples == other.samples
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether others would change what the seed decides."""
+        return self.seed is not None and self.method == "sample"
+
+
+class Batcher:
+    """Predicts jobs in a thread of its own, several at once where it can.
+
+    Args:
+        predict: makes the prediction of jobs that may be joined, in their order.
+        limits: of batches and of the queue.
+        arriving: how many more requests are on their way; while there are any, a batch waits up to `max_wait`.
+        observe: is told the number of requests and of images, and the seconds, of every batch.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[Sequence[Job]], Predicted],
+        limits: Limits,
+        arriving: Callable[[], int] = lambda: 0,
+        observe: Callable[[int, int, float], None] = lambda requests, images, seconds: None,
+    ) -> None:
+        self._predict = predict
+        self._limits = limits
+        self._arriving = arriving
+        self._observe = observe
+        self._queue: deque[Job] = deque()
+        self._change = threading.Condition()
+        self._closed = False
+        self._seconds_per_image = 0.01
+        self.waiting = 0
+        """Images in the queue."""
+        self._thread = threading.Thread(target=self._work, name="dubito-batches", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> Future[Predicted]:
+        """Put a job into the queue; refused if that is full."""
+        count = len(job.images)
+        with self._change:
+            if self._closed:
+                raise busy("The server is stopping and takes no more requests.")
+            self.require_room(count)
+            self._queue.append(job)
+            self.waiting += count
+            self._change.notify()
+        return job.future
+
+    def require_room(self, count: int = 1) -> None:
+        """A refusal if so many images find no room in the queue; an empty queue has room for any request."""
+        if self.waiting and self.waiting + count > self._limits.max_queue:
+            raise busy(
+                f"The server is busy: {self.waiting} images wait already, at most {self._limits.max_queue} may; try "
+                "again later.",
+                self.waiting * self._seconds_per_image,
+            )
+
+    def close(self) -> None:
+        """Predict what is in the queue, take no more, and end the thread."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while jobs := self._next_batch():
+            alive = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+            late = [job for job in alive if time.monotonic() > job.deadline]
+            for job in late:
+                job.future.set_exception(busy("The server is busy: the request waited too long; try again later."))
+            if ready := [job for job in alive if job not in late]:
+                self._answer(ready)
+
+    def _next_batch(self) -> list[Job]:
+        """The oldest job and those that may join it; nothing if the thread is to end."""
+        with self._change:
+            while not self._queue:
+                if self._closed:
+                    return []
+                self._change.wait()
+            batch = [self._queue.popleft()]
+            until = time.monotonic() + self._limits.max_wait
+            while True:
+                full = self._join(batch)
+                left = until - time.monotonic()
+                if full or left <= 0 or self._closed or batch[0].is_alone or not self._arriving():
+                    break
+                self._change.wait(left)
+            self.waiting -= sum(len(job.images) for job in batch)
+            return batch
+
+    def _join(self, batch: list[Job]) -> bool:
+        """Move what may join from the queue into the batch; whether that is full."""
+        room = self._limits.max_batch - sum(len(job.images) for job in batch)
+        for job in list(self._queue):
+            if room <= 0:
+                break
+            if batch[0].may_join(job) and len(job.images) <= room:
+                self._queue.remove(job)
+                batch.append(job)
+                room -= len(job.images)
+        return room <= 0
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        began = time.monotonic()
+        try:
+            predicted = self._predict(jobs)
+        except Exception as error:
+            for job in jobs:
+                job.future.set_exception(error)
+            return
+        seconds = time.monotonic() - began
+        images = len(predicted.prediction)
+        self._seconds_per_image += (seconds / images - self._seconds_per_image) / 8
+        self._observe(len(jobs), images, seconds)
+        start = 0
+        for job in jobs:
+            stop = start + len(job.images)
+            _give(job.future, predicted.part(start, stop))
+            start = stop
+
+
+def _give(future: Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)

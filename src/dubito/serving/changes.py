@@ -1,0 +1,56 @@
+"""Noise and rotation: what the page's sliders do to an image.
+
+Noise is that of `dubito evaluate`: gamma times standard normal noise is added to pixels in [0, 1], and the sum is not
+clipped. Rotation is about the centre, in degrees, counter-clockwise and bilinear; what comes in from outside has the
+colour of the image's border.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_noise", "rotate", "to_bytes"]
+
+
+def rotate(image: Tensor, degrees: float) -> Tensor:
+    """An image (C, H, W) of bytes, turned.
+
+    >>> image = torch.tensor([[[1, 2], [3, 4]]], dtype=torch.uint8)
+    >>> rotate(image, 90).tolist()
+    [[[2, 4], [1, 3]]]
+    """
+    if degrees % 360 == 0:
+        return image
+    import numpy as np
+    from PIL import Image
+
+    pixels = image.numpy()
+    border = np.concatenate([pixels[:, 0], pixels[:, -1], pixels[:, 1:-1, 0], pixels[:, 1:-1, -1]], axis=1)
+    fill = [int(value) for value in np.median(border, axis=1)]
+    planes = [
+        np.asarray(Image.fromarray(plane).rotate(degrees, Image.Resampling.BILINEAR, fillcolor=colour))
+        for plane, colour in zip(pixels, fill, strict=True)
+    ]
+    return torch.from_numpy(np.stack(planes))
+
+
+def add_noise(image: Tensor, gamma: float, seed: int) -> Tensor:
+    """A float image (C, H, W) in [0, 1] plus gamma times the standard normal noise that the seed gives.
+
+    >>> image = torch.zeros(1, 2, 2)
+    >>> torch.equal(add_noise(image, 0.2, seed=1), 2 * add_noise(image, 0.1, seed=1))
+    True
+    """
+    if gamma == 0:
+        return image
+    return image + gamma * torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def to_bytes(image: Tensor) -> Tensor:
+    """A float image as bytes; what lies outside [0, 1] is clipped.
+
+    >>> to_bytes(torch.tensor([-1.0, 0.5, 2.0])).tolist()
+    [0, 128, 255]
+    """
+    return (image.clamp(0, 1) * 255).round().byte()

@@ -1,0 +1,85 @@
+"""From untrusted bytes to an image.
+
+Only a few formats are tried, and format and size are known from the header before a pixel is decoded: a small file that
+claims to be a huge image costs nothing. Nothing in a request is ever taken for the name of a file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dubito.data.images import read_image
+from dubito.errors import DataError
+from dubito.serving.refusal import RefusedError
+from dubito.training import DataDescription
+
+__all__ = ["FORMATS", "decode_base64", "decode_images"]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+"""TIFF is left out: a container of many encodings, whose decoders are long and old."""
+
+
+def decode_images(files: Sequence[bytes], data: DataDescription, max_pixels: int) -> list[Tensor]:
+    """Each file as an image (C, 32, 32) of bytes, as the run's own data was read."""
+    pixels = 0
+    for number, content in enumerate(files, start=1):
+        pixels += _count_pixels(content, _name(number, len(files)))
+        if pixels > max_pixels:
+            what = "The image has" if len(files) == 1 else "The images have together"
+            raise RefusedError(
+                413, f"{what} {pixels:,} pixels, but at most {max_pixels:,} are read; shrink or split them."
+            )
+    return [_decode(content, _name(number, len(files)), data) for number, content in enumerate(files, start=1)]
+
+
+def decode_base64(text: str, number: int, total: int) -> bytes:
+    """The bytes of base64, with or without `data:...;base64,` before it."""
+    name = _name(number, total)
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise RefusedError(422, f"{name} is a data: URL without ';base64,', but images must be given in base64.")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise RefusedError(422, f"{name} is not valid base64: encode the file's bytes.") from None
+
+
+def _name(number: int, total: int) -> str:
+    return "The image" if total == 1 else f"Image {number}"
+
+
+def _count_pixels(content: bytes, name: str) -> int:
+    """Width times height, by the header alone."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not content:
+        raise RefusedError(422, f"{name} is empty: it has no bytes.")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            width, height = picture.size
+    except Image.DecompressionBombError:
+        raise RefusedError(413, f"{name} has far too many pixels; shrink it.") from None
+    except UnidentifiedImageError:
+        raise RefusedError(
+            422, f"{name} cannot be read: it is not a PNG, JPEG, WebP, BMP or GIF file, or its header is damaged."
+        ) from None
+    except Exception:  # Pillow raises nearly anything on bytes that lie about themselves
+        raise RefusedError(422, f"{name} cannot be read: its header is damaged.") from None
+    return width * height
+
+
+def _decode(content: bytes, name: str, data: DataDescription) -> Tensor:
+    file = io.BytesIO(content)
+    file.name = name  # what messages call it
+    try:
+        return read_image(file, data.channels, padding=data.padding)
+    except DataError as error:
+        raise RefusedError(422, str(error)) from None
+    except MemoryError:
+        raise RefusedError(413, f"{name} needs more memory than there is; shrink it.") from None

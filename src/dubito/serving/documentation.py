@@ -1,0 +1,81 @@
+"""The page /docs: how to ask, made from the OpenAPI description; it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from dubito.serving.request import Options
+from dubito.serving.validation import RULE
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from dubito.serving.application import Service
+
+__all__ = ["STYLE", "documentation"]
+
+STYLE = """:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem }
+pre, code { font: 14px/1.5 ui-monospace, monospace }
+pre { padding: .8rem; overflow-x: auto; border: 1px solid #8886; border-radius: 6px }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 }
+"""
+
+_STATUS = {
+    400: "The body cannot be read, or the Host header is not this server's.",
+    401: "The key is missing or wrong.",
+    403: "A page of another origin asked.",
+    408: "The body came too slowly.",
+    413: "The body, the images or their pixels are too many.",
+    415: "The body is neither multipart/form-data nor JSON.",
+    422: "An option makes no sense, or an image cannot be decoded.",
+    503: "The server is busy or stopping; Retry-After says in how many seconds to try again.",
+}
+
+
+def documentation(app: FastAPI, service: Service) -> str:
+    """The page as HTML."""
+    limits, model = service.limits, service.model
+    paths = _table(
+        (f"<code>{method.upper()} {escape(path)}</code>", escape(description.get("description", "")))
+        for path, methods in app.openapi()["paths"].items()
+        for method, description in methods.items()
+    )
+    options = _table(
+        (f"<code>{escape(name)}</code>", escape(str(field.description))) for name, field in Options.model_fields.items()
+    )
+    statuses = _table((f"<code>{status}</code>", escape(meaning)) for status, meaning in _STATUS.items())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>dubito: how to ask {escape(model.name)}</title><link rel="stylesheet" href="/docs.css"></head><body>
+<h1>How to ask {escape(model.name)}</h1>
+<p><a href="/">The page</a> · <a href="/openapi.json">OpenAPI description</a> · <a href="/metrics">metrics</a></p>
+<pre>curl -F images=@photo.png -F samples=30 -F per_class=true http://HOST:PORT/predict</pre>
+<p>or as JSON, with images in base64:</p>
+<pre>curl -H 'Content-Type: application/json' -d '{{"images": ["iVBORw0..."], "samples": 30}}' http://HOST:PORT/predict</pre>
+<p>A server with a key needs it in the header <code>X-API-Key</code>.</p>
+<h2>End points</h2>{paths}
+<h2>Options of /predict</h2>{options}
+<h2>What the answer means</h2>
+<p>Aleatoric uncertainty: the image itself is ambiguous. Epistemic uncertainty: the network has not seen enough images
+like it. <code>percentile</code> says where both stand among the images that the training held out. {escape(RULE)}
+These, and conformal sets, are those of the method that was asked for, by {model.samples} draws; an answer by fewer
+draws has somewhat less epistemic uncertainty, by one draw none.</p>
+<p>Concurrent requests share forward passes. Each image's answer is distributed as if it had been asked for alone. By
+the method <code>sample</code> draws are new for every request, so the same image gets slightly different numbers each
+time; with <code>seed</code> the same request to the same server gets the same answer, and is predicted alone. The
+method <code>moments</code> draws nothing: <code>samples</code> does not matter, and an image always gets the same
+answer up to rounding. Noise is that of the seed, 0 if there is none.</p>
+<h2>Limits</h2>
+<p>{limits.max_images} images, {limits.max_samples:,} draws of each and {limits.max_draws:,} of all,
+{limits.max_body_bytes:,} bytes and {limits.max_pixels:,} pixels in a request; PNG, JPEG, WebP, BMP or GIF, of which the
+first frame counts.</p>
+<h2>Errors</h2><p>An error is <code>{{"error": "one sentence"}}</code> with one of these:</p>{statuses}
+</body></html>
+"""
+
+
+def _table(rows: Any) -> str:
+    return "<table>" + "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows) + "</table>"

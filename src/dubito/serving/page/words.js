@@ -1,0 +1,139 @@
+// Numbers and sentences, as people read them.
+
+const SUPERSCRIPT = Object.fromEntries([..."-0123456789"].map((c, i) => [c, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[i]]));
+const NETWORKS = { lenet5: "LeNet-5", alexnet: "AlexNet", vgg16: "VGG16" };
+const KINDS = { vi: "Bayesian ", frequentist: "Point-estimate ", dropout: "MC-dropout " };
+
+/** A power of ten: 0.01, 10⁻⁶. */
+export const decade = power => power >= -3 ? String(10 ** power) : `10${[...String(power)].map(c => SUPERSCRIPT[c]).join("")}`;
+
+/** Two digits that count: 0.012, 0.00034, 2.1 × 10⁻⁶. */
+export function small(value) {
+  if (!value) return "0";
+  if (Math.abs(value) >= 1e-4) return String(Number(value.toPrecision(2)));
+  const [digits, power] = value.toExponential(1).split("e");
+  return `${digits} × ${decade(Number(power))}`;
+}
+
+/** A share as a percentage; never 0 % for what is not. */
+export function percent(share, digits = 1) {
+  const least = 10 ** -digits;
+  return share > 0 && 100 * share < least ? `<\u00a0${least}\u00a0%` : `${(100 * share).toFixed(digits)}\u00a0%`;
+}
+
+/** A probability as a percentage: never 100 %, which a network cannot know but a rounded number can say. */
+export function probable(share, digits = 1) {
+  const least = 10 ** -digits;
+  return 100 - 100 * share < least ? `>\u00a0${(100 - least).toFixed(digits)}\u00a0%` : percent(share, digits);
+}
+
+export const count = value => value.toLocaleString("en-GB");
+export const several = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+
+/** What the model is, where it learnt and how good it is. */
+export function about(model) {
+  const network = `${KINDS[model.inference] ?? ""}${NETWORKS[model.model] ?? model.model}`;
+  const { validation } = model;
+  const right = validation
+    ? `right on ${percent(validation.accuracy)} of ${count(validation.images)} validation images`
+    : "validation accuracy unknown";
+  const size = [`${model.class_names.length} classes`, `${count(model.parameters)} parameters`];
+  return [network, `trained on ${model.data}`, ...size, right];
+}
+
+/** The largest value that both uncertainties can have together, if there is one. */
+export function most(model) {
+  const classes = model.class_names.length;
+  return model.head === "kendall_gal" ? null : (1 - 1 / classes) / classes;
+}
+
+export function unit(model) {
+  if (model.head === "kendall_gal") return "variance of the logits, mean over the classes";
+  return `variance of the label, mean over ${model.class_names.length} classes`;
+}
+
+export function unitExplained(model) {
+  if (model.head === "kendall_gal")
+    return "Both uncertainties are variances of the network’s outputs (logits), averaged over the classes. "
+      + "They have no upper limit.";
+  return "Both are variances. For each class, “it is this one” is 1 or 0; its variance splits into the part within the "
+    + "draws (aleatoric) and the part between them (epistemic), averaged over the classes. Together they are 0 for an "
+    + `answer beyond doubt and ${small(most(model))} for a pure guess between ${model.class_names.length} classes. `
+    + "The whisker of a class is the square root of its epistemic part.";
+}
+
+const STRONG = {
+  aleatoric: "The image itself is ambiguous.",
+  epistemic: "The model has not seen images like this.",
+};
+const SOME = {
+  aleatoric: "To the model the image is less clear than most.",
+  epistemic: "It is a little unlike the images that the model has seen.",
+};
+const LITTLE = {
+  aleatoric: "To the model the image is as clear as most.",
+  epistemic: "Nothing in it is unfamiliar to the model.",
+};
+
+/** What one uncertainty means for this image. */
+export function means(kind, prediction, model) {
+  if (kind === "epistemic" && model.inference === "frequentist")
+    return "This network has one set of weights and cannot disagree with itself: 0 here says nothing.";
+  const level = prediction.verdict?.level, rank = prediction.percentile?.[kind];
+  if (level === "both" || level === { aleatoric: "ambiguous", epistemic: "unfamiliar" }[kind]) return STRONG[kind];
+  if (rank === undefined) return "";
+  return rank > .75 ? SOME[kind] : LITTLE[kind];
+}
+
+/** Where the image stands among the validation images. */
+export function rank(kind, prediction, model) {
+  const share = prediction.percentile?.[kind];
+  if (!model.validation || share === undefined)
+    return "No comparison is possible: the server has no validation images of this model, so it cannot say whether this "
+      + "much is usual.";
+  if (kind === "epistemic" && model.inference === "frequentist") return "It is 0 for all validation images.";
+  const images = `${count(model.validation.images)} validation images`;
+  if (share >= .995) return `More doubtful than nearly all ${images}.`;
+  if (share < .005) return `Less doubtful than nearly all ${images}.`;
+  return `More doubtful than ${percent(share, 0)} of ${images}.`;
+}
+
+/** The classes that a conformal set leaves. */
+export function within(conformal) {
+  if (!conformal) return "";
+  const { coverage, set } = conformal, named = set.length > 6 ? `${set.length} classes` : set.join(", ");
+  const share = percent(coverage, 0);
+  return ` ${share} set: ${named}; such sets hold the true class of ${share} of images like the validation ones.`;
+}
+
+/** What bars, whiskers and dots are. */
+export function legend(asked, shown, model) {
+  if (model.inference === "frequentist")
+    return "Bars: probabilities by the network’s one set of weights; there is no spread to show.";
+  if (asked.method === "moments")
+    return "Bars: mean probability; whiskers and ±: standard deviation between the networks that it could be, from one "
+      + "pass with means and variances instead of draws.";
+  const dots = shown < asked.samples ? `the first ${shown} draws` : "each draw";
+  return `Bars: mean probability of ${several(asked.samples, "draw")} of the network; whiskers and ±: their standard `
+    + `deviation; dots: ${dots}.`;
+}
+
+export const POINT_ESTIMATE = "This model, however, was trained in the usual way: its weights are numbers, there is "
+  + "nothing to draw, and its epistemic uncertainty is always 0. That means that it cannot be measured, not that there is none.";
+
+/** How the validation images were predicted. */
+export const comparedBy = model => {
+  const named = { moments: "by moments", sample: `by ${several(model.samples, "draw")}` };
+  return Object.keys(model.validations ?? { [model.method]: null }).map(method => named[method]).join(" and ");
+};
+
+/** How the answer changes along a curve. */
+export function journey(points, written) {
+  const turns = points.slice(1).filter((point, i) => point.label !== points[i].label);
+  const peak = kind => points.reduce((a, b) => b[kind] > a[kind] ? b : a);
+  const kinds = ["aleatoric", "epistemic"].filter(kind => peak(kind)[kind] > 0);
+  const highest = kinds.map(kind => `Most ${kind} at ${written(peak(kind).at)}.`).join(" ");
+  if (!turns.length) return `The answer stays ${points[0].label}. ${highest}`;
+  if (turns.length === 1) return `From ${written(turns[0].at)} on the answer is ${turns[0].label}. ${highest}`;
+  return `The answer changes ${turns.length} times. ${highest}`;
+}

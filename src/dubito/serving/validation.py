@@ -1,0 +1,216 @@
+"""What is usual: how uncertain the network is of images that its training held out.
+
+Against these an answer says where an image stands, conformal sets are calibrated, and the page's examples are chosen.
+They are predicted once by each method and kept beside the weights (validation-METHOD.safetensors), or in the cache
+where a run folder cannot be written to. Data that is not on this machine is not downloaded: the server then answers
+without comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.data import DATASETS, cache_folder, status
+from dubito.errors import DataError, DubitoError, RunError
+from dubito.evaluation.calibration import Conformal
+from dubito.evaluation.evaluation import _held_out, fingerprint
+from dubito.evaluation.thumbnails import data_uri
+from dubito.serving.model import ServedModel
+from dubito.training.run import Run, write_atomically
+
+__all__ = ["MAX_IMAGES", "QUANTILE", "RULE", "Validation", "find_validation"]
+
+MAX_IMAGES = 2000
+"""Held-out images that are predicted, chosen at random: enough for percentiles, and soon done."""
+QUANTILE = 0.95
+"""An uncertainty above that of this share of the validation images is unusual."""
+RULE = (
+    "An image is unfamiliar if its epistemic, and ambiguous if its aleatoric uncertainty is larger than that of "
+    f"{QUANTILE:.0%} of the validation images; it can be both."
+).replace("%", " %")
+EXAMPLES = 12
+FILE = "validation"
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """Predictions of held-out images.
+
+    Attributes:
+        probs: (N, C) of each image.
+        labels: (N,) their true classes.
+        aleatoric, epistemic: (N,) in ascending order.
+        examples: (K, C, 32, 32) bytes, a few of the images: half of them sure, half doubtful.
+        example_labels: (K,) their true classes.
+    """
+
+    probs: Tensor
+    labels: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    examples: Tensor
+    example_labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images that are predicted right."""
+        return float((self.probs.argmax(1) == self.labels).double().mean())
+
+    def describe(self) -> dict[str, Any]:
+        """Quantiles 0 .. 100 % of both uncertainties, and how good the predictions are."""
+        places = torch.linspace(0, 1, 101, dtype=torch.float64)
+        return {
+            **{kind: self.sorted(kind).double().quantile(places).tolist() for kind in ("aleatoric", "epistemic")},
+            "accuracy": self.accuracy,
+            "images": len(self),
+        }
+
+    def sorted(self, kind: str) -> Tensor:
+        """The uncertainties of that kind in ascending order."""
+        values: Tensor = getattr(self, kind)
+        return values
+
+    def percentile(self, kind: str, value: float) -> float:
+        """The share of images with a smaller uncertainty; those with an equal one count half."""
+        values, point = self.sorted(kind), torch.tensor(value, dtype=torch.float32)
+        below, until = (int(torch.searchsorted(values, point, right=right)) for right in (False, True))
+        return (below + until) / (2 * len(values))
+
+    def is_unusual(self, kind: str, value: float) -> bool:
+        """Whether the uncertainty is larger than that of most images."""
+        return value > self._threshold(kind)
+
+    @lru_cache(maxsize=2)  # noqa: B019  (one object lives as long as the server)
+    def _threshold(self, kind: str) -> float:
+        return float(self.sorted(kind).quantile(QUANTILE))
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def conformal(self, coverage: float) -> Conformal:
+        """Sets of classes, never empty, that hold the true one at least that often."""
+        return Conformal.fit(self.probs, self.labels, coverage, "aps", randomized=False)
+
+    def example_list(self, class_names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The examples as images in data: URLs."""
+        return [
+            {"id": number, "name": class_names[label], "truth": class_names[label], "image": data_uri(image)}
+            for number, (image, label) in enumerate(zip(self.examples, self.example_labels.tolist(), strict=True))
+        ]
+
+
+def find_validation(
+    model: ServedModel,
+    method: str,
+    images: int = MAX_IMAGES,
+    progress: Callable[[int], Any] | None = None,
+) -> Validation:
+    """The validation images' predictions by that method, kept or made; an error says why there are none.
+
+    Each method has its own: what is usual by one may be rare by another.
+
+    `progress(total)` gives a context manager, and that a function which is told how many more images are done.
+    """
+    notes: dict[str, Any] = {
+        "weights": fingerprint(model.run, model.checkpoint),
+        "method": method,
+        "route": model.route,
+        "samples": model.samples,
+        "images": images,
+        "version": 1,
+    }
+    digest = f"{notes['weights'][:16]}-{method}-{model.samples}-{images}"
+    places = (model.run.path / f"{FILE}-{method}.safetensors", cache_folder() / "serving" / f"{digest}.safetensors")
+    for place in places:
+        if (kept := _read(place, notes)) is not None:
+            return kept
+    _require_local_data(model.run)
+    made = _predict(model, method, images, progress)
+    for place in places:
+        try:
+            write_atomically(place, _content(made, notes))
+            break
+        except OSError:
+            continue
+    return made
+
+
+def _require_local_data(run: Run) -> None:
+    name = run.config.data
+    if name in DATASETS:
+        if status(name).place == "absent":
+            raise DataError(f"{name} is not on this machine; `dubito data get {name}` brings it.")
+    elif not Path(name).expanduser().exists():
+        raise DataError(f"{name} does not exist any more.")
+
+
+def _predict(model: ServedModel, method: str, wanted: int, progress: Callable[[int], Any] | None) -> Validation:
+    held_out = _held_out([model.run])
+    if not len(held_out):
+        raise RunError(f"{model.run.path} held no images out.")
+    chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))[:wanted].sort().values
+    images, labels = held_out.images[chosen], held_out.labels[chosen]
+    generator = torch.Generator().manual_seed(0)
+
+    def batches(advance: Callable[[int], None]) -> Any:
+        for part in images.split(128):
+            yield model.prepare_bytes(part)
+            advance(len(part))
+
+    with progress(len(images)) if progress else nullcontext(lambda count: None) as advance:
+        prediction = model.predict_images(batches(advance), model.samples, method, generator)
+    shown = _examples(prediction.aleatoric, prediction.epistemic, labels)
+    return Validation(
+        prediction.probs,
+        labels,
+        prediction.aleatoric.sort().values,
+        prediction.epistemic.sort().values,
+        images[shown],
+        labels[shown],
+    )
+
+
+def _examples(aleatoric: Tensor, epistemic: Tensor, labels: Tensor) -> Tensor:
+    """Numbers of images to show: half sure and of different classes, a quarter of each kind of doubt."""
+    doubt = aleatoric + epistemic
+    sure: list[int] = []
+    for number in doubt.argsort().tolist():
+        if len(sure) < EXAMPLES // 2 and labels[number] not in labels[sure]:
+            sure.append(number)
+    doubtful: list[int] = []
+    # The share of epistemic uncertainty tells the two apart: the absolute ones are both large for the same images.
+    unsure = doubt.argsort(descending=True, stable=True)[: max(len(doubt) // 25, EXAMPLES)]
+    share = (epistemic / doubt.clamp_min(1e-12))[unsure]
+    for order in (share.argsort(stable=True), share.argsort(descending=True, stable=True)):
+        doubtful += [number for number in unsure[order].tolist() if number not in sure + doubtful][: EXAMPLES // 4]
+    return torch.tensor(sure + doubtful)
+
+
+def _content(made: Validation, notes: dict[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    tensors = {name: getattr(made, name).contiguous() for name in Validation.__dataclass_fields__}
+    return save(tensors, {"notes": json.dumps(notes)})
+
+
+def _read(place: Path, notes: dict[str, Any]) -> Validation | None:
+    """What is kept there, if it is whole and fits."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(place, framework="pt") as stored:
+            if json.loads((stored.metadata() or {}).get("notes", "null")) != notes:
+                return None
+            return Validation(**{name: stored.get_tensor(name) for name in Validation.__dataclass_fields__})
+    except (SafetensorError, OSError, ValueError, DubitoError):
+        return None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dubito import cli
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+
+
+@dataclass
+class Served:
+    """A server process, and a client of it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    printed: list[str] = field(default_factory=list)
+
+    @property
+    def client(self) -> Any:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def predict(self, *images: bytes, **options: Any) -> Any:
+        """The answer to a form with these images."""
+        files = [("images", (f"{number}.png", image)) for number, image in enumerate(images)]
+        with self.client as client:
+            return client.post("/predict", files=files, data={name: str(value) for name, value in options.items()})
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        with self.client as client:
+            lines = client.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def log(self) -> str:
+        return "".join(self.printed)
+
+
+@contextmanager
+def serving(run: Path, *options: object, environment: dict[str, str] | None = None) -> Iterator[Served]:
+    """A server of that run in a process of its own, at a free port; it is stopped afterwards."""
+    surroundings = {key: value for key, value in os.environ.items() if not key.startswith("DUBITO_")}
+    surroundings |= {"DUBITO_CACHE": str(run.parent / "cache"), "OMP_NUM_THREADS": "1", **(environment or {})}
+    command = [sys.executable, "-m", "dubito", "serve", str(run), "--port", "0", *map(str, options)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings, bufsize=1
+    )
+    served = Served(process, "")
+    ready = threading.Event()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            served.printed.append(line)
+            if " at http://" in line:
+                served.url = line.rpartition(" at ")[2].strip().replace("0.0.0.0", "127.0.0.1")
+                ready.set()
+        ready.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        ready.wait(60)
+        assert served.url, served.log()
+        yield served
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        reader.join(5)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs on digits, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("serving") / "digits"
+    assert cli.run(["train", "--epochs", "2", "--validation-samples", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(digits_run: Path) -> Iterator[Served]:
+    """One server for all tests that leave it as it was."""
+    with serving(digits_run) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def start(digits_run: Path) -> Callable[..., Any]:
+    """Starts another server of the same run, or of another one, with options."""
+
+    def begin(*options: object, run: Path = digits_run, **settings: Any) -> Any:
+        return serving(run, *options, **settings)
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def digit_images() -> list[bytes]:
+    """Test digits as PNG files."""
+    import io
+
+    from PIL import Image
+
+    from dubito.data import load
+
+    files = []
+    for image in load("digits", "test").images[:64]:
+        file = io.BytesIO()
+        Image.fromarray(image[0].numpy()).save(file, "png")
+        files.append(file.getvalue())
+    return files

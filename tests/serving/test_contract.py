@@ -1,0 +1,232 @@
+"""What the end points answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from dubito.training.run import Run
+
+
+def test_model_tells_what_is_served(server, digits_run) -> None:
+    with server.client as client:
+        model = client.get("/model").json()
+    run = Run.open(digits_run)
+    assert model["name"] == "digits"
+    assert (model["model"], model["inference"], model["data"]) == ("lenet5", "vi", "digits")
+    assert model["class_names"] == list(run.data.class_names)
+    assert (model["channels"], model["size"], model["head"], model["parameters"]) == (1, 32, "softplus", 61706)
+    assert (model["samples"], model["max_images"], model["max_samples"]) == (10, 64, 1000)
+    assert model["method"] in model["methods"]
+    assert "sample" in model["methods"]
+    assert model["draw"] is True
+    assert model["api_key"] is False
+    assert set(model["validations"]) == set(model["methods"])
+    validation = model["validation"]
+    assert validation == model["validations"][model["method"]]
+    assert validation["images"] == 144  # a tenth of the 1,438 training digits
+    assert 0.5 < validation["accuracy"] <= 1
+    for kind in ("aleatoric", "epistemic"):
+        assert len(validation[kind]) == 101
+        assert validation[kind] == sorted(validation[kind])
+
+
+def test_examples_are_images_that_can_be_predicted(server) -> None:
+    with server.client as client:
+        examples = client.get("/model").json()["examples"]
+        assert 6 <= len(examples) <= 12
+        assert [example["id"] for example in examples] == list(range(len(examples)))
+        sent = {"images": [example["image"] for example in examples]}
+        answer = client.post("/predict", json=sent).json()
+    assert len(answer["predictions"]) == len(examples)
+    doubt = [p["aleatoric"] + p["epistemic"] for p in answer["predictions"]]
+    assert max(doubt[:6]) < min(doubt[6:])  # the sure ones first
+
+
+def test_form_and_json_ask_for_the_same(server, digit_images) -> None:
+    options = {"samples": 7, "seed": 3, "per_class": True, "conformal": 0.9, "draws": True, "preview": True}
+    form = server.predict(digit_images[0], **options)
+    encoded = base64.b64encode(digit_images[0]).decode()
+    with server.client as client:
+        plain = client.post("/predict", json={"images": [encoded], **options})
+        url = client.post("/predict", json={"images": [f"data:image/png;base64,{encoded}"], **options})
+    assert form.status_code == plain.status_code == url.status_code == 200
+    assert form.json() == plain.json() == url.json()
+
+
+def test_an_answer_is_whole_and_consistent(server, digit_images) -> None:
+    response = server.predict(
+        *digit_images[:3], samples=9, per_class=True, conformal=0.9, draws=True, preview=True, method="sample"
+    )
+    answer = response.json()
+    assert (answer["model"], answer["method"], answer["samples"]) == ("digits", "sample", 9)
+    assert len(answer["predictions"]) == 3
+    names = [str(digit) for digit in range(10)]
+    for prediction in answer["predictions"]:
+        assert list(prediction["probabilities"]) == names
+        probs = torch.tensor(list(prediction["probabilities"].values()), dtype=torch.float64)
+        assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
+        assert prediction["index"] == int(probs.argmax())
+        assert prediction["label"] == names[prediction["index"]]
+        assert prediction["confidence"] == pytest.approx(float(probs.max()))
+        draws = torch.tensor(prediction["draws"], dtype=torch.float64)
+        assert draws.shape == (9, 10)
+        torch.testing.assert_close(draws.mean(0), probs, atol=1e-6, rtol=0)
+        per_class = prediction["per_class"]
+        torch.testing.assert_close(
+            draws.var(0, correction=0), torch.tensor(per_class["epistemic"], dtype=torch.float64), atol=1e-6, rtol=0
+        )
+        torch.testing.assert_close(
+            draws.std(0, correction=0), torch.tensor(per_class["std"]).double(), atol=1e-5, rtol=0
+        )
+        assert prediction["epistemic"] == pytest.approx(sum(per_class["epistemic"]) / 10, abs=1e-7)
+        assert prediction["aleatoric"] == pytest.approx(sum(per_class["aleatoric"]) / 10, abs=1e-7)
+        entropy = float(torch.special.entr(probs).sum())
+        assert prediction["entropy"] == pytest.approx(entropy, abs=1e-4)
+        assert 0 <= prediction["mutual_information"] <= prediction["entropy"]
+        assert prediction["conformal"]["coverage"] == 0.9
+        assert prediction["conformal"]["set"][0] == prediction["label"]
+        assert set(prediction["percentile"]) == {"aleatoric", "epistemic"}
+        assert all(0 <= place <= 1 for place in prediction["percentile"].values())
+        assert prediction["verdict"]["sentence"].endswith(".")
+        seen = Image.open(io.BytesIO(base64.b64decode(prediction["preview"].partition(",")[2])))
+        assert (seen.size, seen.mode) == ((32, 32), "L")
+
+
+def test_optional_parts_come_only_when_asked_for(server, digit_images) -> None:
+    (prediction,) = server.predict(digit_images[0]).json()["predictions"]
+    assert not {"per_class", "conformal", "draws", "noise", "rotation", "preview"} & set(prediction)
+
+
+def test_the_verdict_follows_the_validation_quantiles(server, digit_images) -> None:
+    with server.client as client:
+        validation = client.get("/model").json()["validation"]
+    predictions = server.predict(*digit_images, seed=1).json()["predictions"]
+    predictions += server.predict(digit_images[0], noise="0,0.2,0.4,0.8", seed=1).json()["predictions"]
+    for prediction in predictions:
+        unusual = {kind: prediction[kind] > validation[kind][95] for kind in ("aleatoric", "epistemic")}
+        expected = {
+            (False, False): "sure",
+            (True, False): "ambiguous",
+            (False, True): "unfamiliar",
+            (True, True): "both",
+        }[unusual["aleatoric"], unusual["epistemic"]]
+        assert prediction["verdict"]["level"] == expected
+        for kind, value in unusual.items():
+            assert value == (prediction["percentile"][kind] > 0.95) or prediction["percentile"][kind] > 0.94
+    assert len({prediction["verdict"]["level"] for prediction in predictions}) > 1
+
+
+def test_predictions_are_right_about_as_often_as_in_validation(server, digit_images) -> None:
+    from dubito.data import load
+
+    truth = load("digits", "test").labels[:64].tolist()
+    predictions = server.predict(*digit_images).json()["predictions"]
+    right = sum(prediction["index"] == label for prediction, label in zip(predictions, truth, strict=True))
+    with server.client as client:
+        accuracy = client.get("/model").json()["validation"]["accuracy"]
+    error = (accuracy * (1 - accuracy) * (1 / 64 + 1 / 144)) ** 0.5
+    assert abs(right / 64 - accuracy) < 5 * max(error, 0.02)
+
+
+def test_a_seed_repeats_the_answer_and_none_draws_anew(server, digit_images) -> None:
+    options = {"method": "sample"}
+    first, second, other = (server.predict(digit_images[0], seed=seed, **options).json() for seed in (5, 5, 6))
+    assert first == second
+    assert first != other
+    free = [server.predict(digit_images[0], **options).json()["predictions"][0]["probabilities"] for _ in range(3)]
+    assert free[0] != free[1] != free[2]
+
+
+def test_moments_give_the_same_answer_every_time_and_agree_with_draws(server, digit_images) -> None:
+    first, second = (server.predict(*digit_images[:8], method="moments", per_class=True).json() for _ in range(2))
+    assert first["method"] == "moments"
+    assert first == second
+    drawn = server.predict(*digit_images[:8], method="sample", samples=400, seed=0).json()
+    for prediction, other in zip(first["predictions"], drawn["predictions"], strict=True):
+        assert prediction["confidence"] == pytest.approx(other["probabilities"][prediction["label"]], abs=0.1)
+    refused = server.predict(digit_images[0], method="moments", draws=True)
+    assert refused.status_code == 422
+    assert server.predict(digit_images[0], draws=True).json()["method"] == "sample"
+
+
+def test_a_list_of_levels_makes_a_curve_of_one_image(server, digit_images) -> None:
+    answer = server.predict(digit_images[0], noise="0,0.2,0.4", rotation="30", preview=True, seed=0).json()
+    assert [(p["noise"], p["rotation"]) for p in answer["predictions"]] == [(0, 30), (0.2, 30), (0.4, 30)]
+    assert len({p["preview"] for p in answer["predictions"]}) == 3
+    with server.client as client:
+        encoded = base64.b64encode(digit_images[0]).decode()
+        turned = client.post("/predict", json={"images": [encoded], "rotation": [0, 90, 360], "preview": True}).json()
+    previews = [p["preview"] for p in turned["predictions"]]
+    assert previews[0] == previews[2] != previews[1]
+    assert [p["rotation"] for p in turned["predictions"]] == [0, 90, 360]
+    assert "noise" not in turned["predictions"][0]
+
+
+def test_one_level_is_for_all_images(server, digit_images) -> None:
+    answer = server.predict(*digit_images[:2], noise=0.1, rotation=-15).json()
+    assert [(p["noise"], p["rotation"]) for p in answer["predictions"]] == [(0.1, -15), (0.1, -15)]
+
+
+def test_noise_is_that_of_the_evaluation(server, digit_images) -> None:
+    """The preview is the image plus gamma times standard normal noise, clipped only for the eye."""
+    answer = server.predict(digit_images[0], noise="0,0.05", preview=True, seed=4).json()
+    plain, noisy = (
+        torch.frombuffer(
+            bytearray(Image.open(io.BytesIO(base64.b64decode(p["preview"].partition(",")[2]))).tobytes()),
+            dtype=torch.uint8,
+        ).float()
+        / 255
+        for p in answer["predictions"]
+    )
+    inside = (plain > 0.2) & (plain < 0.8)
+    count = int(inside.sum())
+    assert count > 50
+    spread = float((noisy - plain)[inside].std())
+    assert abs(spread - 0.05) < 5 * 0.05 / (2 * count) ** 0.5 + 1 / 255
+
+
+@pytest.mark.parametrize("options", [{"noise": "0,0.1"}, {"rotation": "0,1"}])
+def test_a_curve_needs_exactly_one_image(server, digit_images, options) -> None:
+    response = server.predict(*digit_images[:2], **options)
+    assert response.status_code == 422
+    assert "exactly one image" in response.json()["error"]
+
+
+def test_documentation_loads_nothing_from_outside(server) -> None:
+    with server.client as client:
+        page = client.get("/docs")
+        assert page.status_code == 200
+        assert "http://HOST:PORT/predict" in page.text
+        assert not [part for part in ("src=", "https://") if part in page.text]
+        assert "<script" not in page.text
+        assert client.get("/docs.css").headers["content-type"].startswith("text/css")
+        description = client.get("/openapi.json").json()
+    assert {"/predict", "/model", "/health", "/metrics"} <= set(description["paths"])
+    content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
+    assert set(content) == {"multipart/form-data", "application/json"}
+    assert "conformal" in json.dumps(content)
+
+
+def test_page_and_its_files_are_served(server) -> None:
+    with server.client as client:
+        page = client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert client.get("/static/page.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_metrics_count_requests_and_images(server, digit_images) -> None:
+    before = [server.metric(name) for name in ("dubito_images_total", "dubito_batch_images_count")]
+    server.predict(*digit_images[:5])
+    after = [server.metric(name) for name in ("dubito_images_total", "dubito_batch_images_count")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [5, 1]
+    with server.client as client:
+        text = client.get("/metrics").text
+    assert 'dubito_requests_total{path="/predict",status="200"}' in text
+    assert "dubito_queue_images 0.0" in text
+    assert 'dubito_request_seconds_bucket{le="0.1",path="/predict"}' in text

@@ -1,0 +1,91 @@
+"""How the command ends when it cannot serve, and what it says when it can."""
+
+from __future__ import annotations
+
+import builtins
+import shutil
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+
+from dubito import cli
+
+
+def failure(capsys, *arguments: object) -> str:
+    capsys.readouterr()
+    code = cli.run(["serve", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert code != 0
+    assert not out
+    assert len(err.strip().splitlines()) == 1
+    return err
+
+
+def test_it_says_where_it_is_and_how_to_stop_it(server) -> None:
+    assert "Serving digits (vi lenet5 on digits) at http://127.0.0.1:" in server.log()
+    assert "Ctrl-C stops." in server.log()
+    assert "Warning" not in server.log()
+
+
+def test_a_port_in_use_is_told(server, digits_run, capsys) -> None:
+    port = urlsplit(server.url).port
+    assert f"Port {port} of 127.0.0.1 is in use already" in failure(capsys, digits_run, "--port", port)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--host", "192.0.2.1"), "no address of this machine"),
+        (("--host", "no such name"), "no address of this machine"),
+        (("--method", "guess"), "'auto', 'sample'"),
+        (("--api-key", ""), "printable ASCII"),
+        (("--samples", "0"), "--samples"),
+        (("--port", "70000"), "--port"),
+        (("--max-body", "0"), "--max-body is 0, but must be positive"),
+        (("--max-pixels", "nan"), "--max-pixels"),
+        (("--checkpoint", "worst"), "'best', 'last'"),
+    ],
+)
+def test_wrong_options_are_told_in_one_sentence(digits_run, capsys, options, words) -> None:
+    assert words in failure(capsys, digits_run, *(() if "--port" in options else ("--port", "0")), *options)
+
+
+def test_a_missing_run_and_a_missing_extra_are_told(digits_run, tmp_path, capsys, monkeypatch) -> None:
+    assert "no run folder" in failure(capsys, tmp_path / "nothing")
+    importing = builtins.__import__
+
+    def refuse(name: str, *given):
+        if name == "uvicorn":
+            raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+        return importing(name, *given)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert "needs uvicorn, which is missing: pip install 'dubito[serve]'." in failure(capsys, digits_run)
+
+
+def test_without_its_data_and_elsewhere_than_loopback_it_runs_and_says_so(
+    digits_run, tmp_path, start, digit_images
+) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(digits_run, folder, ignore=shutil.ignore_patterns("validation*"))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("data: digits", f"data: {tmp_path / 'gone'}"))
+    with start("--host", "0.0.0.0", run=folder) as served:
+        assert "not be compared with validation images" in served.log()
+        assert "does not exist any more" in served.log()
+        assert "Warning: 0.0.0.0 can be reached from other machines and no key is set" in served.log()
+        answer = served.predict(digit_images[0]).json()
+        assert answer["predictions"][0]["percentile"] is None
+        assert answer["predictions"][0]["verdict"]["level"] == "unknown"
+        refused = served.predict(digit_images[0], conformal=0.9)
+        assert refused.status_code == 422
+        assert "validation images" in refused.json()["error"]
+        with served.client as client:
+            model = client.get("/model").json()
+            assert client.get("/health", headers={"Host": "any.example"}).status_code == 200
+        assert model["validation"] is None
+        assert model["validations"] == {}
+        assert model["examples"] == []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", urlsplit(served.url).port))  # the port is given back
