@@ -70,11 +70,13 @@ class _Local(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted
             return (None, *_differentiable(ctx, x, mean, bias_mean, std, bias_std, by_variance, gradient))
         linear_map: LinearMap = ctx.linear_map
-        of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, (need_x, need_mean, need_bias_mean))
         needs = (need_x, need_std, need_bias_std)
-        if not any(needs):
-            return None, of_x, of_mean, of_bias_mean, None, None
-        of_square, of_std, of_bias_std = linear_map.gradients(gradient * by_variance, x.square(), std.square(), needs)
+        of_square = of_std = of_bias_std = None
+        if any(needs):  # first the variance, whose many temporary tensors are then gone
+            of_square, of_std, of_bias_std = linear_map.gradients(
+                gradient * by_variance, x.square(), std.square(), needs
+            )
+        of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, (need_x, need_mean, need_bias_mean))
         if of_x is not None and of_square is not None:
             of_x.addcmul_(of_square, x, value=2)
         if of_std is not None:

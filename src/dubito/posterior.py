@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import runs_eagerly
+from dubito.autograd import runs_eagerly, sum_of_squares
 from dubito.errors import OptionError
 from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
@@ -117,6 +117,11 @@ class Posterior:
         """The sum of log sigma over the weights."""
         return self.log_std.sum()
 
+    @property
+    def sum_squared_mean(self) -> Tensor:
+        """The sum of mu^2 over the weights."""
+        return sum_of_squares(self.mean)
+
     def draw(self, noise: Tensor | None = None, sign: int = 1, out: Tensor | None = None) -> Tensor:
         """Weights mu + sign * sigma * noise in the noise's dtype; without noise, with fresh one in at least float32.
 
@@ -143,7 +148,7 @@ class KeptPosterior(Posterior):
     A training step needs sigma in the network and again in KL; there are as many as weights, so twice is too often.
     """
 
-    _terms: tuple[Tensor, ...]  # sigma; then, where KL may be wanted, the sum of sigma^2 and that of log sigma
+    _terms: tuple[Tensor, ...]  # sigma; then, where KL may be wanted, the sums of sigma^2, log sigma and mu^2
 
     @property
     def _wide_std(self) -> Tensor:
@@ -159,23 +164,36 @@ class KeptPosterior(Posterior):
         """The sum of log sigma over the weights."""
         return self._terms[2] if len(self._terms) > 1 else super().sum_log_std
 
+    @property
+    def sum_squared_mean(self) -> Tensor:
+        """The sum of mu^2 over the weights."""
+        return self._terms[3] if len(self._terms) > 1 else super().sum_squared_mean
+
+
+SMALL = 1 << 16
+"""Tensors of up to so many weights are computed together, as most of their time would go into calls; larger ones each by
+itself, so that the memory of its gradient is free again before the next."""
+
 
 def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
-    """The same posteriors with their moments computed, all in one go.
+    """The same posteriors with their moments computed, those of small tensors in one go.
 
     Those of another parameterisation than ``std``, and those that a compiler or a transform of `torch.func` looks at,
     stay as they are.
     """
     kept = list(posteriors)
-    alike: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+    alike: dict[Hashable, list[int]] = defaultdict(list)
     for number, q in enumerate(posteriors):
         if q.parameterization is Parameterization.STD and runs_eagerly(q.free):
-            alike[q.free.dtype, q.free.device].append(number)
+            alone = number if q.free.numel() > SMALL else None
+            alike[q.free.dtype, q.free.device, alone].append(number)
     for numbers in alike.values():
         free = [posteriors[number].free for number in numbers]
         if torch.is_grad_enabled():
             *stds, squares, logs = _StdTerms.apply(*free)
-            all_terms: Iterable[tuple[Tensor, ...]] = zip(stds, squares.unbind(), logs.unbind(), strict=True)
+            # Now and not with KL: what is computed first is differentiated last, when memory is free again.
+            means = [sum_of_squares(posteriors[number].mean) for number in numbers]
+            all_terms: Iterable[tuple[Tensor, ...]] = zip(stds, squares.unbind(), logs.unbind(), means, strict=True)
         else:  # a prediction, which has no use for sums
             all_terms = ((softplus(rho),) for rho in free)
         for number, terms in zip(numbers, all_terms, strict=True):
@@ -196,7 +214,7 @@ class _StdTerms(torch.autograd.Function):
     def forward(ctx: Any, *rhos: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.sizes = [rho.numel() for rho in rhos]
-        flat = torch.cat([rho.reshape(-1) for rho in rhos])
+        flat = torch.cat([rho.reshape(-1) for rho in rhos]) if len(rhos) > 1 else rhos[0].reshape(-1)
         std = softplus(flat)
         log_std = std.clamp_min(torch.finfo(std.dtype).tiny).log_()
         torch.minimum(log_std, flat, out=log_std)

@@ -125,11 +125,12 @@ class GaussianPrior(Prior):
         parameters = cls._moments_of(priors, layers)
         scales, second_moments = [], []
         for q, (mean, std) in zip(posteriors, parameters, strict=True):
-            deviation = at_least_single(q.mean) - mean
             if std.numel() == 1:
-                second_moments += [q.sum_variance, sum_of_squares(deviation)]
+                around = q.sum_squared_mean if _is_zero(mean) else sum_of_squares(at_least_single(q.mean) - mean)
+                second_moments += [q.sum_variance, around]
                 scales += [std.reshape(())] * 2
             else:
+                deviation = at_least_single(q.mean) - mean
                 second_moments.append(((q.variance + deviation.square()) / std.square()).sum())
                 scales.append(std.new_ones(()))
         scaled = (torch.stack(second_moments) / torch.stack(scales).square()).sum()
@@ -144,6 +145,12 @@ class GaussianPrior(Prior):
             [std.new_full((std.numel(),), w.numel() / std.numel()) for w, std in zip(weights, stds, strict=True)]
         )
         return (torch.cat([std.reshape(-1) for std in stds]).log() * counts).sum()
+
+
+def _is_zero(mean: Tensor) -> bool:
+    """Whether this is the number 0, as far as it can be told without waiting for another device."""
+    known = mean.device.type == "cpu" and not torch.compiler.is_compiling()
+    return known and mean.numel() == 1 and bool(mean == 0)
 
 
 def _of_tensor(given: float | Tensor | Mapping[str, float | Tensor], name: str) -> float | Tensor:
@@ -238,7 +245,7 @@ class LearnedPrior(Prior):
     @staticmethod
     def scale(layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
         """The best s^2 of each of several layers."""
-        sums = [[s for q in layer.values() for s in (q.sum_variance, sum_of_squares(q.mean))] for layer in layers]
+        sums = [[s for q in layer.values() for s in (q.sum_variance, q.sum_squared_mean)] for layer in layers]
         counts = [sum(q.mean.numel() for q in layer.values()) for layer in layers]
         total = torch.stack([torch.stack(parts).sum() for parts in sums])
         return total / torch.tensor(counts, dtype=total.dtype, device=total.device)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from layer_zoo import ARGUMENTS, KINDS, make_input
 from torch import nn
+from torch.nn.utils import prune
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError
@@ -207,3 +208,215 @@ def test_unknown_options_are_refused():
 
 def test_every_kind_of_layer_has_a_twin():
     assert set(ARGUMENTS) == {kind.__name__ for kind in dubito.convert.TWINS}
+
+
+def test_global_random_state_is_left_alone():
+    network = Network()
+    torch.manual_seed(3)
+    expected = torch.randn(2)
+    torch.manual_seed(3)
+    dubito.to_bayesian(network)
+    assert torch.equal(torch.randn(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        ("features", ["features.0", "features.2.0"]),
+        ("features.2*", ["features.2.0"]),
+        ("*.0", ["features.0", "features.2.0", "deeper.list.0"]),
+        ("deeper.again", ["first"]),  # a shared layer is picked by any of its names
+        (nn.Conv2d, ["features.0", "features.2.0"]),
+        (nn.ModuleList, ["deeper.list.0"]),
+        (["features.0", nn.Linear], ["features.0", "first", "deeper.list.0"]),
+        (lambda name, layer: getattr(layer, "out_features", 0) == 3, ["deeper.list.0"]),
+    ],
+)
+def test_only_picks_layers_by_name_type_or_function(only, names):
+    converted = dubito.to_bayesian(Network(), only=only)
+    assert [name for name, m in converted.named_modules() if isinstance(m, dubito.BayesLayer)] == names
+
+
+def test_last_layer_is_the_last_of_those_picked():
+    converted = dubito.to_bayesian(Network(), last_layer=True)
+    assert [n for n, m in converted.named_modules() if isinstance(m, dubito.BayesLayer)] == ["deeper.list.0"]
+    converted = dubito.to_bayesian(Network(), only="features", last_layer=True)
+    assert [n for n, m in converted.named_modules() if isinstance(m, dubito.BayesLayer)] == ["features.2.0"]
+    again = dubito.to_bayesian(converted, only="features", last_layer=True)
+    assert [type(m) for m in again.modules()] == [type(m) for m in converted.modules()]
+
+
+@pytest.mark.parametrize(
+    ("only", "sentence"),
+    [
+        ("classifier", r"only=classifier picks no layer that can be made Bayesian among features\.0, features\.2\.0"),
+        (nn.BatchNorm2d, r"features\.1 \(BatchNorm2d\): normalisation stays as it is"),
+        (lambda name, layer: False, r"only=<lambda> picks no layer"),
+        ([], "must pick at least one layer"),
+        (3, "only has 3, but must be a pattern of names, a type, or a function"),
+    ],
+)
+def test_a_choice_that_picks_nothing_says_what_there_is(only, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        dubito.to_bayesian(Network(), only=only)
+
+
+def test_a_network_without_anything_to_convert_names_what_stands_in_the_way():
+    network = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Embedding(5, 4)))
+    with pytest.raises(OptionError, match=r"Sequential\) has no layer .*: 1\.0 \(Embedding\): an embedding looks rows"):
+        dubito.to_bayesian(network)
+
+
+def test_inplace_changes_the_network_itself_and_leaves_it_whole_after_an_error():
+    network = Network()
+    weight = network.first.weight
+    with pytest.raises(OptionError):
+        dubito.to_bayesian(network, inplace=True, estimator="none")
+    assert type(network.first) is nn.Linear
+    assert dubito.to_bayesian(network, inplace=True) is network
+    assert network.first.weight_mean is weight
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_hooks_survive_both_ways(inplace):
+    network = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    calls = []
+    network[0].register_forward_pre_hook(lambda m, args: calls.append("before"))
+    network[0].register_forward_hook(lambda m, args, kwargs, out: calls.append("after"), with_kwargs=True)
+    handle = network[0].register_full_backward_hook(lambda m, i, o: calls.append("backward"))
+    converted = dubito.to_bayesian(network, inplace=inplace)
+    x = torch.ones(1, 3, requires_grad=True)
+    converted(x).sum().backward()
+    assert calls == ["before", "after", "backward"]
+    back = dubito.to_deterministic(converted, inplace=inplace)
+    back(x).sum().backward()
+    assert calls == ["before", "after", "backward"] * 2
+    handle.remove()
+    back(x).sum().backward()
+    assert calls[6:] == (["before", "after"] if inplace else ["before", "after", "backward"])
+
+
+def test_frozen_weights_have_frozen_standard_deviations():
+    layer = nn.Linear(2, 2)
+    layer.weight.requires_grad_(False)
+    converted = dubito.to_bayesian(layer)
+    assert (converted.weight_rho.requires_grad, converted.bias_rho.requires_grad) == (False, True)
+    back = dubito.to_deterministic(converted, draw=True)
+    assert (back.weight.requires_grad, back.bias.requires_grad) == (False, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_back_gives_the_layer_that_was(kind):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(**OPTIONS[kind], dtype=torch.float64).eval()
+    back = dubito.to_deterministic(dubito.to_bayesian(layer))
+    assert type(back) is type(layer)
+    assert back.extra_repr() == layer.extra_repr()
+    assert not back.training
+    x = make_input(kind)
+    assert torch.equal(back(x), layer(x))
+
+
+def test_going_back_keeps_a_network_whole():
+    torch.manual_seed(0)
+    network = Network().eval()
+    converted = dubito.to_bayesian(network, head="softplus")
+    back = dubito.to_deterministic(converted)
+    assert [type(m) for m in back.modules()] == [type(m) for m in network.modules()]
+    assert all(torch.equal(value, network.state_dict()[key]) for key, value in back.state_dict().items())
+    assert back.first is back.deeper["again"]
+    assert resolve_head(back) == SoftplusHead()
+    assert isinstance(converted.first, dubito.BayesLinear)
+
+
+@pytest.mark.parametrize("parameterization", ["std", "alpha"])
+def test_a_drawn_network_has_the_moments_of_the_posterior(parameterization):
+    torch.manual_seed(0)
+    layer = dubito.to_bayesian(nn.Linear(200, 200), initial_std=0.5, parameterization=parameterization)
+    drawn = dubito.to_deterministic(layer, draw=True, generator=torch.Generator().manual_seed(0))
+    again = dubito.to_deterministic(layer, draw=True, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(drawn.weight, again.weight)
+    standardized = (drawn.weight - layer.weight_mean) / 0.5
+    count = standardized.numel()
+    assert abs(standardized.mean().item()) < 5 / math.sqrt(count)
+    assert abs(standardized.var().item() - 1) < 5 * math.sqrt(2 / count)
+
+
+def test_tied_weights_are_drawn_once():
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    network[1].weight = network[0].weight
+    drawn = dubito.to_deterministic(dubito.to_bayesian(network), draw=True)
+    assert drawn[0].weight is drawn[1].weight
+
+
+def test_a_weight_tied_to_an_embedding_stays_tied():
+    network = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    network[1].weight = network[0].weight
+    converted = dubito.to_bayesian(network)
+    assert converted[1].weight_mean is converted[0].weight
+
+
+class Computed(nn.Module):
+    """A network with a layer whose weight torch computes anew for each call."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.second = change(nn.Linear(3, 3)), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+        lambda layer: prune.l1_unstructured(layer, "bias", 0.5),
+    ],
+)
+def test_computed_weights_are_left_alone_and_the_reason_is_given(change):
+    torch.manual_seed(0)
+    network = Computed(change).eval()
+    x = torch.randn(4, 3)
+    network(x)
+    converted = dubito.to_bayesian(network)
+    assert not isinstance(converted.first, dubito.BayesLayer)
+    torch.testing.assert_close(converted(x), network(x))
+    reasons = {row.name: row.reason for row in dubito.summary(converted).rows}
+    assert "computed" in reasons["first"]
+
+
+def test_a_pruned_layer_made_permanent_is_converted():
+    layer = prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5)
+    prune.remove(layer, "weight")
+    assert int((dubito.to_bayesian(layer).weight_mean == 0).sum()) == 8
+
+
+def test_a_lazy_layer_is_converted_once_it_has_weights():
+    network = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    assert "no weights yet" in dubito.summary(dubito.to_bayesian(network)).rows[0].reason
+    network(torch.ones(1, 4))
+    assert isinstance(dubito.to_bayesian(network)[0], dubito.BayesLinear)
+
+
+def test_attention_is_left_alone_and_its_network_draws():
+    torch.manual_seed(0)
+    network = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    converted = dubito.to_bayesian(network, initial_std=0.3)
+    reasons = {row.name: row.reason for row in dubito.summary(converted).rows}
+    assert "attention of torch reads" in reasons["layers.0.self_attn"]
+    assert "attention of torch reads" in reasons["layers.0.self_attn.out_proj"]
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(converted(x), network(x), rtol=1e-4, atol=1e-5)
+    with dubito.estimator(converted, None):
+        assert not torch.equal(converted(x), converted(x))
+
+
+def test_complex_weights_are_left_alone():
+    converted = dubito.to_bayesian(nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2)))
+    assert "torch.complex64" in dubito.summary(converted).rows[0].reason

@@ -17,6 +17,7 @@ from dubito.linear_maps import Convolution
 from dubito.local import local_reparameterization
 from dubito.noise import SMALLEST, standard_normal_like
 from dubito.posterior import KeptPosterior, Parameterization, Posterior, keep
+from dubito.softplus import Softplus
 
 OPTIONS = [
     {},
@@ -269,3 +270,21 @@ def test_a_training_step_has_the_gradients_of_the_plain_formulas(parameterizatio
     assert terms.loss.item() == pytest.approx(loss.item(), rel=1e-12)
     for name, p in network.named_parameters():
         torch.testing.assert_close(ours[name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lean_softplus_equals_torchs_and_keeps_its_output_only(dtype):
+    x = torch.linspace(-90, 90, 1001, dtype=dtype).requires_grad_()
+    plain = x.detach().clone().requires_grad_()
+    y, expected = Softplus()(x), nn.functional.softplus(plain, threshold=40)
+    torch.testing.assert_close(y, expected)
+    (y * x.detach()).sum().backward()
+    (expected * plain.detach()).sum().backward()
+    torch.testing.assert_close(x.grad, plain.grad)
+    assert y.grad_fn.saved_tensors[0].data_ptr() == y.data_ptr()
+
+
+def test_lean_softplus_has_right_first_and_second_derivatives():
+    x = torch.randn(7, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(Softplus(), x)
+    assert torch.autograd.gradgradcheck(Softplus(), x)

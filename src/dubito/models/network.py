@@ -13,6 +13,7 @@ from dubito.head import ClassificationHead, Head, attach_head, get_head
 from dubito.layers import BayesConv2d, BayesianOptions, BayesLinear
 from dubito.models.architecture import Architecture, Convolution, MaxPooling, architecture
 from dubito.models.initialization import initialize
+from dubito.softplus import Softplus
 
 __all__ = ["Activation", "Inference", "Network", "build"]
 
@@ -65,7 +66,7 @@ class Network(nn.Sequential):
                     BayesLinear(*sizes, **bayesian) if inference is Inference.VI else nn.Linear(*sizes)
                 )
             if not isinstance(row, MaxPooling) and number < len(shapes):
-                layers[f"activation{number}"] = nn.Softplus() if activation is Activation.SOFTPLUS else nn.ReLU()
+                layers[f"activation{number}"] = Softplus() if activation is Activation.SOFTPLUS else nn.ReLU()
             if inference is Inference.DROPOUT and number in table.dropout_after:
                 layers[f"dropout{number}"] = nn.Dropout(dropout)
         super().__init__(layers)

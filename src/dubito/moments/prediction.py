@@ -1,0 +1,284 @@
+"""Prediction without draws: means and variances of every unit in one pass, and the covariance of the logits.
+
+The network's own `forward` runs on :class:`Moments` instead of tensors. With inputs of mean m and variance v, and
+weights N(mu, sigma^2):
+
+- a linear map F has mean F(m, mu) and variance F(m^2 + v, sigma^2) + F(v, mu^2), exactly, of which the first term is
+  new here, independent between units (as the estimator ``local`` draws it), and the second is carried on;
+- ReLU and the maximum of two Gaussians have closed forms (Clark 1961), and softplus, which is ReLU smoothed by logistic
+  noise, has one for a mixture of Gaussians in place of that noise.
+
+Variances alone lose most of the uncertainty at the logits, because units that share their inputs vary together. So the
+logits are then followed back: each row of the Jacobian G of the logits, with E[f'(x)] for the slope of a nonlinearity
+(which is exact for the covariance of f(x) with a Gaussian x), meets the variance v that arose anew in each unit, and
+their covariance is the sum of G diag(v) G' over all layers. It goes back as far as `BUDGET` allows, and takes the
+units' whole variance there. Branches that meet again, as in residual networks, need no special care.
+
+Last, probabilities and their split come from a fixed set of Gaussian logits: the same answer every time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dubito.divergence import describe_non_finite
+from dubito.errors import NonFiniteError, OptionError, ShapeError
+from dubito.estimators import Estimator, Mean
+from dubito.head import ClassificationHead, KendallGalHead
+from dubito.layers import BayesLayer
+from dubito.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
+from dubito.moments.gaussian import gaussian_points, root, safe_sqrt
+from dubito.moments.linear import Weights
+from dubito.moments.value import RULES, Moments, UnsupportedError
+from dubito.softplus import at_least_single
+from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
+
+__all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments"]
+
+POINTS = 64
+"""How many Gaussian logits stand for their distribution, unless asked."""
+
+LOGITS = 5
+"""Covariances are followed back for this many logits of an image, its largest; the others vary on their own, as if the
+units below them were independent."""
+
+BUDGET = 1.5
+"""How much work following the logits back may be, in forward passes."""
+
+
+def predict_moments(
+    model: nn.Module,
+    batch: Tensor,
+    head: ClassificationHead,
+    *,
+    samples: int = POINTS,
+    covariance: bool = False,
+    propagate: Propagate | None = None,
+) -> Prediction:
+    """Mean probabilities of a batch of images with their uncertainty, from propagated moments; deterministic.
+
+    Args:
+        model: a network in evaluation mode; dropout layers in training mode count as MC dropout.
+        batch: images on the model's device.
+        head: how outputs become probabilities.
+        samples: how many Gaussian logits stand for their distribution; rounded up to an even number.
+        covariance: also give the (N, C, C) matrices.
+        propagate: one for all batches of a prediction saves the preparation of weights.
+
+    >>> import dubito
+    >>> model = dubito.models.build("lenet5").eval()
+    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.head.SoftplusHead())
+    >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
+    (torch.Size([5, 10]), True)
+    """
+    if samples < 2:
+        raise OptionError(f"samples is {samples}, but method='moments' needs at least 2 points.")
+    kendall_gal = isinstance(head, KendallGalHead)
+    # Kendall & Gal's uncertainties are those of every logit.
+    moments = logit_moments(model, batch, propagate, logits=sys.maxsize if kendall_gal else LOGITS)
+    if not _tracing() and not bool(moments.mean.isfinite().all()):
+        raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
+    outputs = moments.points(samples)
+    if isinstance(head, KendallGalHead):
+        return _predict_kendall_gal(head, outputs, covariance)
+    split = Decomposition(covariance)
+    split.update(head.probs(outputs.flatten(0, 1)).view(outputs.shape))
+    return split.compute()
+
+
+def _tracing() -> bool:
+    """Whether a graph is being made, in which no value can be looked at."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _predict_kendall_gal(head: KendallGalHead, outputs: Tensor, covariance: bool) -> Prediction:
+    """As by draws, but the head's own noise is a fixed set of points too."""
+    split = LogitDecomposition(covariance)
+    flat, variance = (at_least_single(t) for t in head.logit_moments(outputs.flatten(0, 1)))
+    means, variances = (t.view(*outputs.shape[:2], -1) for t in (flat, variance))
+    noise = gaussian_points(head.samples, means.shape[2]).to(means)
+    probs = torch.zeros_like(means)
+    for eps in noise:
+        probs = probs + torch.softmax(means + variances.sqrt() * eps, 2)
+    split.update(probs / len(noise), means, variances)
+    return split.compute()
+
+
+@dataclass(frozen=True)
+class LogitMoments:
+    """The Gaussian that the logits of each image follow: mean + factor @ z + rest * z', with standard normal z and z'.
+
+    Attributes:
+        mean: (N, K).
+        factor: (N, K, R) a root of the covariance, or None if the logits are certain.
+        rest: (N, K) standard deviations of logits on their own, or None if the factor is all.
+    """
+
+    mean: Tensor
+    factor: Tensor | None = None
+    rest: Tensor | None = None
+
+    @property
+    def covariance(self) -> Tensor:
+        """(N, K, K)."""
+        if self.factor is None:
+            return torch.zeros(*self.mean.shape, self.mean.shape[1], dtype=self.mean.dtype, device=self.mean.device)
+        matrix = self.factor @ self.factor.mT
+        return matrix if self.rest is None else matrix + torch.diag_embed(self.rest.square())
+
+    def points(self, count: int) -> Tensor:
+        """(T, N, K) logits that stand for the distribution, in pairs around the mean."""
+        if self.factor is None:
+            return self.mean.unsqueeze(0)
+        inner = self.factor.shape[2]
+        noise = gaussian_points(count, inner + (0 if self.rest is None else self.mean.shape[1])).to(self.mean)
+        logits = self.mean + torch.einsum("nkr,tr->tnk", self.factor, noise[:, :inner])
+        return logits if self.rest is None else logits + self.rest * noise[:, inner:].unsqueeze(1)
+
+
+def logit_moments(
+    model: nn.Module, batch: Tensor, propagate: Propagate | None = None, *, logits: int = LOGITS
+) -> LogitMoments:
+    """Mean and covariance of the logits of a batch; differentiable in the network's parameters.
+
+    Args:
+        model: any network of functions that have a rule here.
+        batch: images on the model's device.
+        propagate: one for several batches saves the preparation of weights.
+        logits: for how many logits of an image, its largest, covariances are followed back.
+
+    >>> import dubito
+    >>> layer = dubito.BayesLinear(1, 2, bias=False, initial_std=0.5)
+    >>> logit_moments(layer, torch.tensor([[2.0]])).covariance.detach()     # x^2 sigma^2 = 1
+    tensor([[[1., 0.],
+             [0., 1.]]])
+    """
+    with _propagating(model, propagate or Propagate()):
+        try:
+            outputs = model(Moments(batch))
+        except UnsupportedError as error:
+            raise OptionError(_complaint(model, error)) from None
+    if isinstance(outputs, Tensor):
+        outputs = Moments(outputs)
+    if not isinstance(outputs, Moments):
+        raise ShapeError(
+            f"The model returned {type(outputs).__name__}, but method='moments' needs logits (N, C): use "
+            "method='sample', or wrap the model in one that returns them."
+        )
+    outputs = outputs.current()
+    if outputs.expected.dim() != 2 or len(outputs.expected) != len(batch):
+        raise ShapeError(
+            f"The model made outputs of shape {tuple(outputs.expected.shape)} from inputs of shape "
+            f"{tuple(batch.shape)}, but method='moments' needs logits of shape (N, C): use method='sample'."
+        )
+    mean = outputs.expected
+    if outputs.certain:
+        return LogitMoments(mean)
+    classes = mean.shape[1]
+    if classes <= logits:
+        rows = torch.eye(classes, dtype=mean.dtype, device=mean.device).unsqueeze(0)
+        return LogitMoments(mean, root(pulled_back(outputs, rows)))
+    rows = F.one_hot(mean.topk(logits).indices, classes).to(mean.dtype)
+    alone = outputs.variance * (1 - rows.sum(1))
+    return LogitMoments(mean, rows.mT @ root(pulled_back(outputs, rows)), safe_sqrt(alone))
+
+
+def _complaint(model: nn.Module, error: UnsupportedError) -> str:
+    """Names the innermost module of `model` that was running when `error` was raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    where, trace = model, error.__traceback__
+    while trace is not None:
+        running = trace.tb_frame.f_locals.get("self")
+        where = running if isinstance(running, nn.Module) and id(running) in names else where
+        trace = trace.tb_next
+    name = repr(names[id(where)]) if names[id(where)] else "the model itself"
+    return (
+        f"method='moments' cannot follow {name} ({type(where).__name__}), which calls {error}: use method='sample', or "
+        f"one of the functions that it knows ({', '.join(sorted(RULES))})."
+    )
+
+
+class Propagate(Estimator):
+    """The estimator that gives the moments of a layer's output.
+
+    It keeps what it made of the layers' weights: use one for several batches, while the weights stay as they are.
+    """
+
+    name: ClassVar[str] = "moments"
+
+    def __init__(self) -> None:
+        self._weights: dict[BayesLayer, dict[str, Weights]] = {}
+
+    def __call__(self, layer: BayesLayer, x: Any, *arguments: Any) -> Any:
+        """The layer's linear map of moments, by weights that are moments too."""
+        if layer not in self._weights:
+            self._weights[layer] = {
+                name: Weights(q.mean, q.variance.to(q.mean.dtype)) for name, q in layer.posteriors().items()
+            }
+        weights: dict[str, Any] = dict(self._weights[layer])
+        return layer.linear_map(x, weights["weight"], weights.get("bias", layer.bias_mean), *arguments)
+
+
+@contextmanager
+def _propagating(model: nn.Module, propagate: Propagate) -> Iterator[None]:
+    """Inside, Bayesian layers pass moments on, except those whose estimator is the mean."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+    before = [layer.forced_estimator for layer in layers]
+    try:
+        for layer in layers:
+            if not isinstance(layer.forced_estimator or layer.estimator, Mean):
+                layer.forced_estimator = propagate
+        yield
+    finally:
+        for layer, previous in zip(layers, before, strict=True):
+            layer.forced_estimator = previous
+
+
+def pulled_back(outputs: Moments, rows: Tensor) -> Tensor:
+    """Covariance (N, R, R) of R linear functions of the outputs, given as rows (N or 1, R, ...)."""
+    order = list(outputs.ancestors())
+    followed = _followed(order, rows.shape[1])
+    pending: dict[int, Tensor] = {id(outputs): rows}
+    total: Tensor | None = None
+    for node in reversed(order):
+        jacobian = pending.pop(id(node), None)
+        if jacobian is None:
+            continue
+        follow = id(node) in followed
+        new = node.variance if not follow else None if node.own is None else node.own()
+        if new is not None:
+            flat = jacobian.flatten(2)
+            part = (flat * new.flatten(1).unsqueeze(1)) @ flat.mT
+            total = part if total is None else total + part
+        for source, pull in node.links if follow else ():
+            assert pull is not None
+            arrived = pull(jacobian)
+            pending[id(source)] = arrived + pending[id(source)] if id(source) in pending else arrived
+    assert total is not None
+    return total
+
+
+def _followed(order: list[Moments], rows: int) -> set[int]:
+    """The moments whose sources are followed back, as the budget allows: latest first."""
+    budget = BUDGET * sum(node.work for node in order)
+    reached, followed, uses = {id(order[-1])}, set(), Counter(id(source) for node in order for source, _ in node.links)
+    for node in reversed(order):
+        if id(node) in reached and all(pull for _, pull in node.links) and rows * node.cost <= budget:
+            budget -= rows * node.cost
+            followed.add(id(node))
+            reached.update(id(source) for source, _ in node.links)
+    for node in order:
+        # Where nothing mixes units on the way to the end, their whole variance is the same there as here.
+        sources = [id(source) for source, _ in node.links]
+        if node.unmixed and len(sources) == 1 and uses[sources[0]] == 1 and sources[0] not in followed:
+            followed.discard(id(node))
+    return followed

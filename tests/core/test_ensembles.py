@@ -1,0 +1,125 @@
+"""MC dropout and ensembles: the same prediction as that of all their draws at once."""
+
+import pytest
+import torch
+from torch import nn
+
+import dubito
+from dubito.ensembles import pool
+from dubito.errors import OptionError
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def with_dropout(p=0.5):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 3))
+
+
+def probs_of(members):
+    return torch.stack([torch.softmax(member(X), 1) for member in members]).detach()
+
+
+def test_mc_dropout_draws_and_the_model_itself_does_not():
+    model = dubito.attach_head(with_dropout().eval(), "softmax")
+    assert bool((dubito.predict(dubito.mc_dropout(model), X).epistemic > 0).all())
+    assert bool((dubito.predict(model, X).epistemic == 0).all())
+    assert not hasattr(model, "draws_dropout")
+    assert not model[2].training
+
+
+def test_mc_dropout_has_the_moments_of_dropped_units():
+    """One linear layer behind dropout: the drawn outputs have mean f and variance sum (w x)^2 p / (1 - p)."""
+    torch.manual_seed(0)
+    model = dubito.mc_dropout(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 2, bias=False)), head="kendall_gal")
+    layer, samples = model[1], 20000
+    with torch.no_grad():
+        layer.weight[1] = 0
+    prediction = dubito.predict(model, X, samples=samples)
+    expected = (X**2 @ layer.weight[:1].square().T * 0.3 / 0.7).detach()
+    # The fourth moment of a sum of four two-valued terms is below that of a Gaussian: var(s^2) < 2 sigma^4 / n.
+    error = expected * (2 / samples) ** 0.5
+    assert bool(((prediction.epistemic_per_class - expected).abs() < 6 * error).all())
+
+
+def test_mc_dropout_shares_its_weights():
+    model = with_dropout()
+    assert dubito.mc_dropout(model, head="softmax")[0].weight is model[0].weight
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 3), with_dropout(0.0)])
+def test_mc_dropout_needs_dropout(model):
+    with pytest.raises(OptionError, match="no dropout layer that drops anything"):
+        dubito.mc_dropout(model)
+
+
+def test_ensemble_of_plain_networks_is_the_split_of_its_members():
+    torch.manual_seed(0)
+    members = [nn.Linear(4, 3) for _ in range(5)]
+    prediction = dubito.predict(dubito.ensemble(members, head="softmax"), X, covariance=True)
+    expected = dubito.decompose(probs_of(members), covariance=True)
+    for name in ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(prediction, name), getattr(expected, name), msg=name)
+    torch.testing.assert_close(prediction.epistemic_covariance, expected.epistemic_covariance)
+    torch.testing.assert_close(prediction.aleatoric_covariance, expected.aleatoric_covariance)
+    assert prediction.samples == 5
+
+
+def test_every_member_counts_alike_however_many_draws_it_has():
+    torch.manual_seed(0)
+    plain, bayesian = nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)
+    prediction = dubito.predict(dubito.ensemble([plain, bayesian], head="softmax"), X, samples=50)
+    assert prediction.samples == 51
+    own = dubito.predict(bayesian, X, samples=4000, head="softmax", estimator="weight")
+    expected = (probs_of([plain])[0] + own.probs) / 2
+    deviation = own.epistemic_per_class.sqrt() / 50**0.5
+    assert bool(((prediction.probs - expected).abs() < 6 * deviation).all())
+    total = prediction.aleatoric_per_class + prediction.epistemic_per_class
+    torch.testing.assert_close(total, prediction.probs * (1 - prediction.probs))
+
+
+def test_members_may_have_heads_of_their_own():
+    torch.manual_seed(0)
+    members = [dubito.attach_head(nn.Linear(4, 3), head) for head in ("softmax", "softplus")]
+    expected = torch.stack([torch.softmax(members[0](X), 1), dubito.softplus_normalize(members[1](X))]).mean(0)
+    model = dubito.ensemble(members)
+    torch.testing.assert_close(dubito.predict(model, X).probs, expected)
+    torch.testing.assert_close(model(X).exp(), expected)
+
+
+def test_stream_of_batches_is_read_once():
+    torch.manual_seed(0)
+    model = dubito.ensemble([nn.Linear(4, 3) for _ in range(3)], head="softmax")
+    stream = ((part, None) for part in X.split(4))
+    torch.testing.assert_close(dubito.predict(model, stream).probs, dubito.predict(model, X).probs)
+
+
+def test_prediction_is_reproducible_and_leaves_the_random_state_alone():
+    torch.manual_seed(0)
+    model = dubito.ensemble([dubito.BayesLinear(4, 3), dubito.BayesLinear(4, 3)], head="softmax")
+    torch.manual_seed(1)
+    first, second = dubito.predict(model, X), dubito.predict(model, X)
+    assert torch.equal(first.epistemic, second.epistemic)
+    expected = torch.Generator().manual_seed(1)
+    assert torch.equal(torch.randn(3), torch.randn(3, generator=expected))
+
+
+def test_two_members_of_the_same_posterior_do_not_draw_the_same():
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(4, 3, initial_std=0.5)
+    prediction = dubito.predict(dubito.ensemble([layer, layer], head="softmax"), X, samples=1, estimator="weight")
+    assert bool((prediction.epistemic > 0).all())
+
+
+@pytest.mark.parametrize("members", [[], [dubito.attach_head(nn.Linear(4, 6), "kendall_gal")]])
+def test_ensembles_that_make_no_sense_are_refused(members):
+    with pytest.raises(OptionError, match=r"no members|Member 0 of the ensemble \(Linear\) has the kendall_gal head"):
+        dubito.ensemble(members)
+
+
+def test_pool_weighs_by_draws_unless_told():
+    draws = torch.softmax(torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)), 2)
+    whole = dubito.decompose(draws)
+    parts = [dubito.decompose(draws[:5]), dubito.decompose(draws[5:])]
+    torch.testing.assert_close(pool(parts).epistemic_per_class, whole.epistemic_per_class)
+    torch.testing.assert_close(pool(parts, [1, 1]).probs, (parts[0].probs + parts[1].probs) / 2)
