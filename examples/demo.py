@@ -8,6 +8,7 @@ Takes about a minute and needs no download. Everything goes into the folder `dem
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -53,6 +54,9 @@ def main() -> None:
     console.print("\nEvaluating for the report ...")
     report = write_report(evaluate([run], samples=20, progress=True), FOLDER / "report.html", run.path / "figures")
     console.print(f"\nPicture: {picture}\nReport:  {report} (open it in a browser)\nRun:     {run.path}")
+    command = Path(sys.executable).parent / "dubito"
+    command = command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
+    console.print(f"Play:    {command} serve {run.path}, then draw digits at http://127.0.0.1:8000", soft_wrap=True)
 
 
 def table(prediction: dubito.Prediction, test: dubito.data.Dataset, chosen: torch.Tensor) -> Table:
