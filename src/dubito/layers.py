@@ -157,6 +157,11 @@ class BayesLayer(nn.Module, ABC):
         return (self.weight_mean, self.bias_mean), (q["weight"].std, q["bias"].std if "bias" in q else None)
 
     @property
+    def weight(self) -> nn.Parameter:
+        """The posterior mean, for code that asks a layer's weight for its dtype, device or shape."""
+        return self.weight_mean
+
+    @property
     def weight_std(self) -> Tensor:
         """The standard deviation of every weight."""
         return self.posteriors()["weight"].std

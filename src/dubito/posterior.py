@@ -171,8 +171,8 @@ class KeptPosterior(Posterior):
 
 
 SMALL = 1 << 16
-"""Tensors of up to so many weights are computed together, as most of their time would go into calls; larger ones each by
-itself, so that the memory of its gradient is free again before the next."""
+"""Tensors of up to so many weights are computed together, as most of their time would go into calls; larger ones each
+by itself, so that the memory of its gradient is free again before the next."""
 
 
 def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:

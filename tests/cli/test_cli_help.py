@@ -11,7 +11,22 @@ import pytest
 import dubito as package
 from dubito.training.config import TrainingConfig
 
-COMMANDS = ["", "train", "predict", "evaluate", "compare", "report", "data", "data list", "data get", "models"]
+COMMANDS = [
+    "",
+    "train",
+    "predict",
+    "evaluate",
+    "compare",
+    "report",
+    "prune",
+    "export",
+    "reproduce",
+    "bench",
+    "data",
+    "data list",
+    "data get",
+    "models",
+]
 HEAVY = "torch pytorch_lightning pooch numpy sklearn pyarrow"
 PROGRAM = f"""
 import sys

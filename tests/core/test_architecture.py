@@ -31,6 +31,7 @@ CORE = (
         "elbo",
         "uncertainty",
         "moments",
+        "draws",
         "prediction",
         "convert",
         "ensembles",
@@ -43,7 +44,7 @@ LEVELS: dict[str, int] = {
     **dict.fromkeys(CORE, 0),
     **dict.fromkeys(("models", "data"), 1),
     "training": 2,
-    **dict.fromkeys(("benchmark", "evaluation", "paper", "serving"), 3),
+    **dict.fromkeys(("benchmark", "evaluation", "export", "paper", "serving"), 3),
     **dict.fromkeys(("cli", "__main__"), 4),
 }
 PUBLIC = (

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.data import IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
+from dubito.ensembles import pool
 from dubito.errors import DataError, OptionError, RunError
 from dubito.prediction import predict
 from dubito.training.run import Run, write_atomically
@@ -308,42 +309,6 @@ def evaluate(
     }
     seconds = {"total": perf_counter() - began, "forward": forward}
     return Evaluation(opened, names, evaluated, validation, others, levels, plain(metrics), seconds)
-
-
-def pool(predictions: Sequence[Prediction]) -> Prediction:
-    """The prediction of all draws of several predictions of the same images, as if decomposed at once.
-
-    Covariance matrices are not pooled.
-
-    >>> import dubito
-    >>> draws = torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]], [[0.2, 0.8]]])
-    >>> whole, parts = dubito.decompose(draws), pool([dubito.decompose(draws[:2]), dubito.decompose(draws[2:])])
-    >>> whole.epistemic, parts.epistemic
-    (tensor([0.0867]), tensor([0.0867]))
-    """
-    if not predictions:
-        raise OptionError("There are no predictions, but pooling needs at least 1.")
-    if len(predictions) == 1:
-        return predictions[0]
-    if len({part.probs.shape for part in predictions}) > 1:
-        raise OptionError("The predictions are not of the same images and classes, so they cannot be pooled.")
-    total = sum(part.samples for part in predictions)
-    shares = [part.samples / total for part in predictions]
-
-    def mean(of: Callable[[Prediction], Tensor]) -> Tensor:
-        return torch.stack([of(part) * share for part, share in zip(predictions, shares, strict=True)]).sum(0)
-
-    probs = mean(lambda part: part.probs)
-    entropy = torch.special.entr(probs).sum(1)
-    expected = mean(lambda part: part.entropy - part.mutual_information)
-    return Prediction(
-        probs=probs,
-        aleatoric_per_class=mean(lambda part: part.aleatoric_per_class),
-        epistemic_per_class=mean(lambda part: part.epistemic_per_class + (part.probs - probs).square()),
-        entropy=entropy,
-        mutual_information=(entropy - expected).clamp_min(0),
-        samples=total,
-    )
 
 
 @dataclass(frozen=True, eq=False)

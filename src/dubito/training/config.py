@@ -53,13 +53,18 @@ class TrainingConfig:
     )
     parameterization: Literal["std", "alpha"] = _setting("std", "Of the posterior's standard deviation: std or alpha.")
     initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
-    prior: str = _setting("learned", "standard, fan_in, learned, mixture, log_uniform, or a standard deviation.")
+    prior: str = _setting(
+        "learned", "standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."
+    )
     kl_schedule: Literal["blundell", "uniform", "warmup", "constant"] = _setting(
         "warmup", "How KL is spread over the minibatches: blundell, uniform, warmup or constant."
     )
     warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
     temperature: float = _setting(0.05, "Multiplies KL; 1 is the true free energy.")
     samples: int = _setting(1, "Draws of the network in each training step.")
+    warm_start: str = _setting(
+        "none", "Run folder of a frequentist twin whose weights become the first means, and an empirical prior's."
+    )
     validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
     seed: int = _setting(0, "Decides initialisation, split, order, augmentation and noise.")
@@ -92,6 +97,8 @@ class TrainingConfig:
             raise OptionError(f"learning_rate is {self.learning_rate}, but must be positive and finite.")
         if not 0 < self.validation_fraction < 1:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
+        if self.warm_start != "none" and self.inference != "vi":
+            raise OptionError(f"warm_start gives the means of a Bayesian network, but inference is {self.inference!r}.")
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
             raise OptionError(f"batch_size is {self.batch_size}, but must be a multiple of the {processes} processes.")

@@ -14,8 +14,9 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
 
+from dubito.convert import to_bayesian
 from dubito.elbo import KLSchedule
-from dubito.errors import DubitoError, NonFiniteError
+from dubito.errors import DubitoError, NonFiniteError, RunError
 from dubito.models.initialization import initialize
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
@@ -42,6 +43,8 @@ def train(
     run = Run(Path(out), config, images.describe())
     with torch.device("meta"):
         run.build()  # settings that do not fit each other are refused before anything is written
+    if config.warm_start != "none":
+        _twin(run)
     if first:
         run.create()
     return _fit(run, images, console, report_every, callbacks or [])
@@ -56,6 +59,8 @@ def resume(
 ) -> Run:
     """Go on with a run that was stopped or killed, to the very weights it would have reached."""
     run = Run.open(path)
+    if run.has_checkpoint("best") and not run.has_checkpoint("last"):
+        raise RunError(f"{run.path} cannot be trained further: it has weights, but not the state of a training.")
     return _fit(run, _images(run.config), console, report_every, callbacks or [])
 
 
@@ -109,6 +114,8 @@ def _module(run: Run, images: ImageData) -> Classifier:
     if not run.has_checkpoint("last"):
         batches.augment = None
         initialize(network, next(iter(batches))[0])
+        if config.warm_start != "none":
+            network.load_state_dict(to_bayesian(_twin(run).load(), **config.bayesian).state_dict())
     return Classifier(
         network,
         num_data=run.data.num_data,
@@ -124,6 +131,20 @@ def _module(run: Run, images: ImageData) -> Classifier:
         validation_samples=config.validation_samples,
         seed=config.seed,
     )
+
+
+def _twin(run: Run) -> Run:
+    """The run whose weights become this one's first means; one that does not fit is refused."""
+    twin = Run.open(run.config.warm_start)
+    names = ("model", "head", "activation")
+    alike = all(getattr(twin.config, name) == getattr(run.config, name) for name in names)
+    alike &= (twin.data.class_names, twin.data.channels) == (run.data.class_names, run.data.channels)
+    if not alike or twin.config.inference == "vi" or not twin.has_checkpoint("best"):
+        raise RunError(
+            f"warm_start is {twin.path}, but must be a trained frequentist run with the same model, head, activation, "
+            "classes and channels."
+        )
+    return twin
 
 
 def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.Callback]) -> pl.Trainer:

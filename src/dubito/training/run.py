@@ -1,7 +1,7 @@
 """A run: one training as a folder with its configuration, environment, weights and metrics.
 
     config.yaml        the settings, and what the network must know of its data
-    environment.json   versions, hardware, seed and command
+    environment.json   commit, versions, hardware, seed and command
     metrics.csv        a row per epoch
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
     best.safetensors   the network at the epoch with the lowest validation NLL
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from dubito.models import Network
 
-__all__ = ["DataDescription", "Run", "load", "write_atomically"]
+__all__ = ["DataDescription", "Run", "commit", "load", "write_atomically"]
 
 NETWORK = "network."
 """What names of the network's tensors start with in a checkpoint."""
@@ -129,13 +129,16 @@ class Run:
         """Tensors and notes of a checkpoint."""
         from safetensors import SafetensorError, safe_open
 
+        from dubito.pruning import unpack
+
         file = self.path / f"{name}.safetensors"
         if not file.exists():
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
         try:
             with safe_open(file, framework="pt") as content:
                 notes = json.loads((content.metadata() or {})["notes"])
-                return {key: content.get_tensor(key) for key in content.keys()}, notes  # noqa: SIM118
+                tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+                return unpack(tensors, notes.get("pruned", {})), notes
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
 
@@ -220,6 +223,21 @@ def _to_yaml(content: dict[str, Any]) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
+def commit() -> str | None:
+    """The commit that this code is of, with ``+changes`` if it was changed since; None outside a checkout."""
+    import subprocess
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # the checkout may be that of somebody who installed dubito
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def _environment(config: TrainingConfig) -> dict[str, Any]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -233,6 +251,7 @@ def _environment(config: TrainingConfig) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = None
     return {
+        "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.machine(),

@@ -1,0 +1,174 @@
+"""`dubito prune`: weights that carry little signal become zero, in a run folder that is smaller for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.terminal import Column, examples, print_table, progress_bar, size
+from dubito.errors import OptionError, RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dubito.models import Network
+    from dubito.training.run import Run
+
+__all__ = ["EXAMPLES", "prune"]
+
+EXAMPLES = examples(
+    "dubito prune runs/mnist --curve",
+    "dubito prune runs/mnist --sparsity 0.9 --out runs/mnist-pruned",
+    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases make up for the mean output that "
+    "layers lose. Accuracies are those on the run's validation images; the pruned run is a run like any other, for "
+    "predict, evaluate and report.",
+)
+LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
+TRAINING_IMAGES = 256
+"""On how many training images the layers keep their mean outputs."""
+_COPIED = ("config.yaml", "environment.json", "metrics.csv", "posterior.csv")
+
+
+def prune(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a Bayesian network.", show_default=False)],
+    sparsity: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of the weights that become zero, such as 0.9.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The pruned run. [dim]\\[default: RUN-pruned-SHARE][/dim]", show_default=False
+        ),
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Accuracy against sparsity: a table, pruning.csv and pruning.png.")
+    ] = False,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best or last.")] = "best",
+    debug: Debug = False,
+) -> None:
+    """Set the weights with the smallest signal-to-noise ratio to exactly zero."""
+    import torch
+
+    from dubito.pruning import prune as pruned
+    from dubito.training.run import Run, refuse_existing
+
+    if sparsity is None and not curve:
+        raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
+    torch.set_flush_denormal(True)
+    opened = Run.open(run)
+    network = opened.load(checkpoint)
+    pruned(network, 0.0 if sparsity is None else sparsity)  # refuses what cannot be pruned before anything is read
+    folder = run
+    if sparsity is not None:
+        folder = out or Path(f"{run if run.name else run.resolve()}-pruned-{100 * sparsity:.4g}")
+        refuse_existing(folder)
+    levels = sorted({*(LEVELS if curve else (0.0,)), *([] if sparsity is None else [sparsity])})
+    images = _read_images(opened)
+    rows = _measure(network, opened, images, levels, samples)
+    columns = [Column(name, number=True) for name in ("sparsity", "weights left", "accuracy", "NLL")]
+    print_table(
+        columns,
+        [(f"{r['sparsity']:.1%}", f"{r['weights']:,}", f"{r['accuracy']:.2%}", f"{r['nll']:.4f}") for r in rows],
+    )
+    if sparsity is not None:
+        chosen = next(row for row in rows if row["sparsity"] == sparsity)
+        _write(
+            opened,
+            pruned(network, sparsity, inputs=images.training),
+            folder,
+            checkpoint,
+            {"samples": samples, **chosen},
+        )
+    if curve:
+        Run(folder, opened.config, opened.data).write_table("pruning.csv", rows)
+        _draw(rows, folder / "pruning.png")
+        typer.echo(f"The curve is {folder / 'pruning.csv'} and {folder / 'pruning.png'}.")
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images that the run held out from its training, their labels, and a batch that it was trained on."""
+
+    held_out: Tensor
+    labels: Tensor
+    training: Tensor
+
+
+def _read_images(run: Run) -> _Images:
+    from dubito.data import normalize, open_dataset, split_validation
+
+    whole = open_dataset(run.config.data).train()
+    kept, held_out = split_validation(whole.labels, run.config.validation_fraction, run.config.seed)
+    if len(kept) != run.data.num_data or whole.class_names != run.data.class_names:
+        raise RunError(f"{run.config.data} is not what {run.path} was trained on any more.")
+    some = kept[:: max(1, len(kept) // TRAINING_IMAGES)][:TRAINING_IMAGES]
+    training = normalize(whole.images[some], run.data.mean, run.data.std)
+    return _Images(whole.images[held_out], whole.labels[held_out], training)
+
+
+def _measure(network: Network, run: Run, images: _Images, levels: list[float], samples: int) -> list[dict[str, Any]]:
+    """Accuracy and NLL on the run's validation images at every level of sparsity."""
+    import torch
+
+    from dubito.data import normalize
+    from dubito.evaluation.metrics import accuracy, nll
+    from dubito.prediction import predict
+    from dubito.pruning import prune as pruned
+    from dubito.pruning import weights_left
+
+    rows = []
+    with progress_bar("Pruning", len(levels) * len(images.labels)) as advance:
+        for level in levels:
+            sparse = pruned(network, level, inputs=images.training)
+            parts = []
+            generator = torch.Generator().manual_seed(0)
+            for part in images.held_out.split(1000):
+                batch = normalize(part, run.data.mean, run.data.std)
+                parts.append(predict(sparse, batch, samples, generator=generator).probs)
+                advance(len(part))
+            probs, labels = torch.cat(parts), images.labels
+            row = {"sparsity": level, "weights": weights_left(sparse)}
+            rows.append({**row, "accuracy": accuracy(probs, labels), "nll": nll(probs, labels)})
+    return rows
+
+
+def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
+    """The pruned network as a run folder of its own, and what it saves on disk."""
+    from dubito.pruning import pack
+    from dubito.training.run import NETWORK, Run, write_atomically
+
+    tensors, shapes = pack({NETWORK + name: tensor for name, tensor in network.state_dict().items()})
+    notes = {**run.read_checkpoint(checkpoint)[1], "pruned": shapes}
+    for name in _COPIED:
+        if (run.path / name).exists():
+            write_atomically(folder / name, (run.path / name).read_bytes())
+    Run(folder, run.config, run.data).write_checkpoint("best", tensors, notes)
+    before = (run.path / f"{checkpoint}.safetensors").stat().st_size
+    after = (folder / "best.safetensors").stat().st_size
+    facts = {"run": run.path.resolve().name, "checkpoint": checkpoint, **facts, "bytes": after, "bytes_before": before}
+    write_atomically(folder / "pruning.json", json.dumps(facts, indent=2) + "\n")
+    typer.echo(
+        f"The pruned run is {folder}; its weights take {size(after)} instead of {size(before)} "
+        f"({before / after:.1f} times less)."
+    )
+
+
+def _draw(rows: list[dict[str, Any]], file: Path) -> None:
+    from dubito.evaluation.figures import draw, to_png
+    from dubito.training.run import write_atomically
+
+    def paint(ax: Any) -> None:
+        ax.plot([row["sparsity"] for row in rows], [row["accuracy"] for row in rows], marker="o", markersize=3)
+        ax.set_xlabel("sparsity: share of the weights that are zero")
+        ax.set_ylabel("validation accuracy")
+        ax.xaxis.set_major_formatter("{x:.0%}")
+        ax.yaxis.set_major_formatter("{x:.0%}")
+
+    write_atomically(file, to_png(draw(paint)))

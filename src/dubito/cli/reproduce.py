@@ -1,0 +1,138 @@
+"""`dubito reproduce`: the paper's tables and figures again, as a grid of trainings that can be stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli.failure import FAILED, INTERRUPTED, Debug
+from dubito.cli.terminal import examples
+from dubito.errors import OptionError, unknown
+from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen, estimated_seconds
+
+__all__ = ["EXAMPLES", "reproduce"]
+
+EXAMPLES = examples(
+    "dubito reproduce all --budget smoke",
+    "dubito reproduce table1 --budget cpu --only model=lenet5,data=mnist",
+    "dubito reproduce all --budget cpu --jobs 2 --hours 8",
+    "dubito reproduce document",
+    note="Every cell of the grid is a run folder. Finished ones are skipped; one that was stopped or killed goes on "
+    "from its last checkpoint when the command is given again. Ctrl-C stops cleanly.",
+)
+
+WHATS = (*(experiment.value for experiment in Experiment), "all", "document")
+DOCUMENT = Path("docs/reproduction.md")
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(WHATS[:-1])} or {WHATS[-1]}.")],
+    budget: Annotated[
+        str, typer.Option(metavar="NAME", help="smoke (toy data), cpu (two cores, hours) or paper (its settings).")
+    ] = "cpu",
+    only: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Cells to run: model=, data=, inference=, head=, separated by commas; a name given twice allows both.",
+            show_default=False,
+        ),
+    ] = "",
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Cells that are trained at once, a process each.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Threads of each process.", show_default="cores / jobs"),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="H", help="Begin no epoch and no cell after so many hours.", show_default=False),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs", "--out", metavar="FOLDER", help="Of run folders.", show_default="runs/reproduction/BUDGET"
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Of tables and figures.", show_default="results/reproduction/BUDGET"),
+    ] = None,
+    document: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The document made of the results.",
+            show_default=f"{DOCUMENT} for cpu, else reproduction.md among the results",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Reproduce the paper: its tables, its figures, and which of its claims hold."""
+    if what not in WHATS:
+        raise OptionError(unknown("WHAT", what, WHATS))
+    if budget not in BUDGETS:
+        raise OptionError(unknown("--budget", budget, BUDGETS))
+    if hours is not None and not hours >= 0:
+        raise OptionError(f"--hours is {hours}, but must be 0 or more.")
+    runs = runs or Path("runs/reproduction") / budget
+    results = results or Path("results/reproduction") / budget
+    document = document or (DOCUMENT if budget == "cpu" else results / "reproduction.md")
+    experiments = list(Experiment) if what in ("all", "document") else [Experiment(what)]
+    cells = chosen(experiments, BUDGETS[budget], only)
+    code = 0
+    if what != "document":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        machine = _Machine(jobs, threads or (int(given) if given.isdigit() else max(1, cores // jobs)), hours)
+        code = _run(cells, budget, runs, machine)
+    _write(experiments if what != "document" else [], budget, runs, results, document)
+    if code:
+        sys.exit(code)  # not `typer.Exit`, after which "Interrupted." would be printed too
+
+
+@dataclass(frozen=True)
+class _Machine:
+    jobs: int
+    threads: int
+    hours: float | None
+
+
+def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
+    """Run the cells; gives the exit code."""
+    from dubito.paper.display import Display, duration
+    from dubito.paper.grid import Grid
+
+    guess = sum(estimated_seconds(cell, BUDGETS[budget]) for cell in cells)
+    typer.echo(f"Budget {budget}: {BUDGETS[budget].says}")
+    typer.echo(
+        f"{len(cells)} cells in {runs}, {options.jobs} at once; all of them take one core about {duration(guess)}."
+    )
+    deadline = None if options.hours is None else time.time() + 3600 * options.hours
+    with Display() as display:
+        grid = Grid(cells, BUDGETS[budget], runs, options.jobs, options.threads, deadline, display)
+        grid.run()
+    done = grid.count("finished")
+    why = "Interrupted" if grid.interrupted else "Time is up" if done < len(cells) and grid.out_of_time else ""
+    failed = f", {grid.count('failed')} failed" if grid.count("failed") else ""
+    again = " The same command goes on with the others." if why else ""
+    typer.echo(f"{why}{': ' if why else ''}{done} of {len(cells)} cells are finished{failed}.{again}")
+    return INTERRUPTED if grid.interrupted else FAILED if grid.count("failed") else 0
+
+
+def _write(experiments: list[Experiment], budget: str, runs: Path, results: Path, document: Path) -> None:
+    """Tables and figures of the experiments, and the document of all results."""
+    from dubito.paper.document import write_document
+    from dubito.paper.results import collect
+
+    for experiment in experiments:
+        collect(experiment, BUDGETS[budget], runs, results)
+    if experiments:
+        typer.echo(f"Wrote tables and figures of {', '.join(e.value for e in experiments)} to {results}.")
+    write_document(results, document)
+    typer.echo(f"Wrote {document}.")

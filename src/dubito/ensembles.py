@@ -1,0 +1,174 @@
+"""Networks that draw without Bayesian layers: MC dropout and ensembles, predicted as all others are.
+
+MC dropout (Gal & Ghahramani 2016) draws by leaving dropout on. An ensemble (Lakshminarayanan et al. 2017) has members
+as draws: its prediction is their mean, and its epistemic uncertainty their disagreement and that of each member's own
+draws.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from dubito.errors import OptionError
+from dubito.head import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
+from dubito.prediction import predict
+from dubito.softplus import at_least_single
+from dubito.uncertainty import Prediction
+
+__all__ = ["Ensemble", "ensemble", "mc_dropout", "pool"]
+
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+
+
+def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleType:
+    """`model` as MC dropout: :func:`dubito.predict` draws with its dropout layers.
+
+    What is returned shares everything with `model`, which itself predicts as before. Dropout that a network applies
+    by `torch.nn.functional`, without a layer, is not drawn.
+
+    >>> network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))
+    >>> prediction = predict(mc_dropout(network, head="softmax"), torch.ones(2, 4))
+    >>> bool((prediction.epistemic > 0).all())
+    True
+    """
+    if not any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules()):
+        raise OptionError(
+            f"The network ({type(model).__name__}) has no dropout layer that drops anything, so MC dropout has nothing "
+            "to draw: add nn.Dropout and train with it, or use to_bayesian."
+        )
+    view = copy.copy(model)
+    view.draws_dropout = True  # type: ignore[assignment]
+    return view if head is None else attach_head(view, head)
+
+
+class Ensemble(nn.Module):
+    """Several networks for the same inputs and classes as one; see :func:`ensemble`.
+
+    Called, it gives the logarithm of its members' mean probabilities.
+    """
+
+    def __init__(self, members: Iterable[nn.Module], head: str | Head | None = None) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        if not len(self.members):
+            raise OptionError("The ensemble has no members, but needs at least 1.")
+        self.heads = tuple(_probability_head(member, head, number) for number, member in enumerate(self.members))
+        attach_head(self, "softmax")  # of log-probabilities
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of the mean over the members of their probabilities, each in its own mode."""
+        pairs = zip(self.heads, self.members, strict=True)
+        probs = torch.stack([at_least_single(head.probs(member(x))) for head, member in pairs]).mean(0)
+        return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+    def predict_members(
+        self,
+        inputs: Tensor | Iterable[Any],
+        *,
+        head: str | Head | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Prediction:
+        """What :func:`dubito.predict` gives for an ensemble; its `samples` are draws of each member.
+
+        A member counts as much as any other, however many draws it has.
+        """
+        if generator is None:  # one for all members, whose noise would be the same otherwise
+            with torch.random.fork_rng(devices=[]):
+                generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        heads = self.heads if head is None else (head,) * len(self.members)
+        pairs = list(zip(self.members, heads, strict=True))
+
+        def predicted(batch: Any) -> Prediction:
+            parts = [predict(member, batch, head=head, generator=generator, **options) for member, head in pairs]
+            return pool(parts, [1.0] * len(parts))
+
+        if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable):
+            return predicted(inputs)
+        parts = [predicted([batch]) for batch in inputs]  # a stream can be read once
+        return Prediction.cat(parts) if parts else predicted([])
+
+
+def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) -> Ensemble:
+    """Several trained networks as one, for :func:`dubito.predict`: Bayesian, MC dropout and plain ones alike.
+
+    Args:
+        members: networks for the same inputs and classes; they are not copied.
+        head: how their outputs become probabilities; None for each member's own.
+
+    >>> members = [nn.Linear(4, 3) for _ in range(5)]
+    >>> prediction = ensemble(members, head="softmax").predict_members(torch.ones(2, 4))
+    >>> prediction.samples, bool((prediction.epistemic > 0).all())
+    (5, True)
+    """
+    return Ensemble(members, head)
+
+
+def _probability_head(member: nn.Module, head: str | Head | None, number: int) -> ClassificationHead:
+    chosen = resolve_head(member, head)
+    if not isinstance(chosen, ClassificationHead) or isinstance(chosen, KendallGalHead):
+        raise OptionError(
+            f"Member {number} of the ensemble ({type(member).__name__}) has the {chosen.name} head, but members need "
+            "one whose uncertainties are those of probabilities: softplus or softmax."
+        )
+    return chosen
+
+
+def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = None) -> Prediction:
+    """One prediction from several of the same images: the mixture of their draws.
+
+    Args:
+        predictions: of the same images and classes.
+        weights: how much each counts; None for its number of draws, as if all had been decomposed at once.
+
+    >>> import dubito
+    >>> draws = torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]], [[0.2, 0.8]]])
+    >>> whole, parts = dubito.decompose(draws), pool([dubito.decompose(draws[:2]), dubito.decompose(draws[2:])])
+    >>> whole.epistemic, parts.epistemic
+    (tensor([0.0867]), tensor([0.0867]))
+    """
+    if not predictions:
+        raise OptionError("There are no predictions, but pooling needs at least 1.")
+    if len({part.probs.shape for part in predictions}) > 1:
+        raise OptionError("The predictions are not of the same images and classes, so they cannot be pooled.")
+    if len(predictions) == 1:
+        return predictions[0]
+    given = weights or [part.samples for part in predictions]
+    shares = [weight / sum(given) for weight in given]
+
+    def mean(of: Callable[[Prediction], Tensor]) -> Tensor:
+        return torch.stack([of(part) * share for part, share in zip(predictions, shares, strict=True)]).sum(0)
+
+    probs = mean(lambda part: part.probs)
+    entropy = torch.special.entr(probs).sum(1)
+    expected = mean(lambda part: part.entropy - part.mutual_information)
+    matrices = {}
+    if all(part.epistemic_covariance is not None for part in predictions):
+        matrices["aleatoric_covariance"] = mean(lambda part: _matrix(part.aleatoric_covariance))
+        matrices["epistemic_covariance"] = mean(
+            lambda part: _matrix(part.epistemic_covariance) + _outer(part.probs - probs)
+        )
+    return Prediction(
+        probs=probs,
+        aleatoric_per_class=mean(lambda part: part.aleatoric_per_class),
+        epistemic_per_class=mean(lambda part: part.epistemic_per_class + (part.probs - probs).square()),
+        entropy=entropy,
+        mutual_information=(entropy - expected).clamp_min(0),
+        samples=sum(part.samples for part in predictions),
+        **matrices,
+    )
+
+
+def _matrix(covariance: Tensor | None) -> Tensor:
+    assert covariance is not None
+    return covariance
+
+
+def _outer(x: Tensor) -> Tensor:
+    return x.unsqueeze(2) * x.unsqueeze(1)

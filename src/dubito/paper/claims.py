@@ -1,0 +1,320 @@
+"""Which statements of the paper hold in our results, each by a rule that is stated and computed.
+
+A claim is tested in as many places as have been run: networks, data sets, pairs of twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from dubito.paper.cells import TITLES
+
+__all__ = ["GOALS", "Claim", "Judged", "goals", "judge"]
+
+Contents = dict[str, dict[str, Any]]
+POINTS = 1.0
+"""Percentage points of accuracy within which two networks are called equal."""
+
+
+class Test(NamedTuple):
+    """One place where a claim was tested: whether it holds there, and the numbers."""
+
+    holds: bool
+    numbers: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, where it stands, and the rule by which it is judged."""
+
+    text: str
+    place: str
+    rule: str
+    tests: Callable[[Contents], Iterator[Test]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict: ``holds``, ``does not hold``, ``holds in K of N`` or ``not run``."""
+
+    claim: Claim
+    tests: Sequence[Test]
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        good, count = sum(test.holds for test in self.tests), len(self.tests)
+        if not count:
+            return "not run"
+        return "holds" if good == count else "does not hold" if not good else f"holds in {good} of {count}"
+
+
+def judge(contents: Contents) -> list[Judged]:
+    """Every claim with its verdict, from the contents of the result files."""
+    return [Judged(claim, tuple(claim.tests(contents))) for claim in CLAIMS]
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _measured(contents: Contents, experiment: str, **wanted: str) -> list[dict[str, Any]]:
+    """The rows that have been run and have these names."""
+    rows = contents.get(experiment, {}).get("rows", [])
+    return [r for r in rows if r["measured"] is not None and all(r[key] == value for key, value in wanted.items())]
+
+
+def _pairs(contents: Contents, inference: str = "frequentist") -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each Bayesian network of table 1 that has been run, with its twin."""
+    for row in _measured(contents, "table1", inference="vi"):
+        twins = _measured(contents, "table1", inference=inference, model=row["model"], data=row["data"])
+        for twin in twins:
+            yield f"{TITLES[row['model']]}, {TITLES[row['data']]}", row["measured"], twin["measured"]
+
+
+def _comparable(contents: Contents) -> Iterator[Test]:
+    for name, ours, twin in _pairs(contents):
+        difference = ours["accuracy"] - twin["accuracy"]
+        yield Test(difference >= -POINTS, f"{name}: {difference:+.2f} points")
+
+
+def _slow_start(contents: Contents) -> Iterator[Test]:
+    for name, ours, twin in _pairs(contents):
+        if not name.startswith(TITLES["vgg16"]):  # which starts from its twin
+            a, b = (part["first_validation_accuracy"] for part in (ours, twin))
+            yield Test(a < b, f"{name}: {a:.1f} % against {b:.1f} %")
+
+
+def _dropout_on_mnist(contents: Contents) -> Iterator[Test]:
+    for name, ours, dropout in _pairs(contents, "dropout"):
+        if name.endswith(TITLES["mnist"]):
+            difference = dropout["accuracy"] - ours["accuracy"]
+            yield Test(abs(difference) <= POINTS, f"{name}: dropout {difference:+.2f} points")
+
+
+def _dropout_on_cifar10(contents: Contents) -> Iterator[Test]:
+    for name, ours, dropout in _pairs(contents, "dropout"):
+        if name.endswith(TITLES["cifar10"]):
+            difference = dropout["accuracy"] - ours["accuracy"]
+            yield Test(difference > POINTS, f"{name}: dropout {difference:+.2f} points")
+
+
+def _curve(contents: Contents, inference: str) -> list[dict[str, Any]]:
+    return [row["measured"] for row in _measured(contents, "regularisation", inference=inference)]
+
+
+OVERFITS = 0.05
+"""Nats by which the validation NLL of the last epoch exceeds the lowest."""
+
+
+def _rise(curve: list[dict[str, Any]]) -> float:
+    return float(curve[-1]["val_nll"] - min(row["val_nll"] for row in curve))
+
+
+def _frequentist_overfits(contents: Contents) -> Iterator[Test]:
+    if curve := _curve(contents, "frequentist"):
+        yield Test(
+            _rise(curve) > OVERFITS, f"validation NLL ends {_rise(curve):.3f} nats above its lowest; {_gap(curve)}"
+        )
+
+
+def _bayesian_does_not(contents: Contents) -> Iterator[Test]:
+    if curve := _curve(contents, "vi"):
+        yield Test(
+            _rise(curve) <= OVERFITS, f"validation NLL ends {_rise(curve):.3f} nats above its lowest; {_gap(curve)}"
+        )
+
+
+def _gap(curve: list[dict[str, Any]]) -> str:
+    gap = 100 * (curve[-1]["train_accuracy"] - curve[-1]["val_accuracy"])
+    return f"training accuracy is {gap:+.1f} points from validation accuracy"
+
+
+def _as_good_as_dropout(contents: Contents) -> Iterator[Test]:
+    ours, dropout = _curve(contents, "vi"), _curve(contents, "dropout")
+    if ours and dropout:
+        difference = 100 * (ours[-1]["val_accuracy"] - dropout[-1]["val_accuracy"])
+        yield Test(abs(difference) <= POINTS, f"{difference:+.2f} points of validation accuracy at the end")
+
+
+def _uncertainties(contents: Contents, data: str) -> list[dict[str, Any]]:
+    return [row["measured"] for row in _measured(contents, "table2", data=data, head="softplus")]
+
+
+def _epistemic_falls(contents: Contents) -> Iterator[Test]:
+    for data in ("mnist", "cifar10"):
+        rows = sorted(_uncertainties(contents, data), key=lambda row: row["accuracy"])
+        if len(rows) > 1:
+            values = [row["epistemic_mean_over_epochs"] for row in rows]
+            told = ", ".join(f"{row['accuracy']:.1f} %: {value:.5f}" for row, value in zip(rows, values, strict=True))
+            yield Test(all(a > b for a, b in pairwise(values)), f"{TITLES[data]}: {told}")
+
+
+def _aleatoric_is_of_the_data(contents: Contents) -> Iterator[Test]:
+    for data in ("mnist", "cifar10"):
+        values = [row["aleatoric_mean_over_epochs"] for row in _uncertainties(contents, data)]
+        if len(values) > 1:
+            ratio = max(values) / min(values)
+            yield Test(ratio < 1.1, f"{TITLES[data]}: the largest is {ratio:.2f} times the smallest")
+
+
+def _noise(contents: Contents, axis: str) -> Iterator[Test]:
+    for model in ("lenet5", "vgg16"):
+        values = [row["measured"][f"{axis}_test"] for row in _measured(contents, "noise", model=model)]
+        if values:
+            told = " ".join(f"{value:.6f}" for value in values)
+            yield Test(max(values) < 1.05 * min(values), f"{TITLES[model]}: {told}")
+
+
+def _std_falls(contents: Contents) -> Iterator[Test]:
+    trace = contents.get("posterior", {}).get("trace", [])
+    for layer in dict.fromkeys(row["layer"] for row in trace):
+        stds = [row["std"] for row in trace if row["layer"] == layer]
+        yield Test(stds[-1] < stds[0], f"{layer}: {stds[0]:.5f} to {stds[-1]:.5f}")
+
+
+def _zeros(contents: Contents) -> Iterator[Test]:
+    for row in _measured(contents, "table2", head="softplus"):
+        for other in _measured(contents, "table2", head="softmax", model=row["model"], data=row["data"]):
+            a, b = (100 * part["measured"]["nearly_zero"] for part in (row, other))
+            yield Test(a > b, f"{TITLES[row['model']]}, {TITLES[row['data']]}: {a:.1f} % against {b:.1f} %")
+
+
+CLAIMS = (
+    Claim(
+        "Bayesian networks are as accurate as the same networks with point estimates.",
+        "abstract, section 4.1, table 1",
+        f"at most {POINTS:g} point of test accuracy below the twin",
+        _comparable,
+    ),
+    Claim(
+        "In the first epochs Bayesian networks have a lower validation accuracy than frequentist ones.",
+        "section 4.1",
+        "validation accuracy after the first epoch below the twin's (VGG16, which starts from its twin, does not "
+        "count)",
+        _slow_start,
+    ),
+    Claim(
+        "On MNIST variational inference and dropout are comparable.",
+        "section 4.1",
+        f"test accuracies within {POINTS:g} point",
+        _dropout_on_mnist,
+    ),
+    Claim(
+        "On CIFAR-10 LeNet-5 with dropout is considerably more accurate than with variational inference.",
+        "section 4.1, which could not reproduce it",
+        f"more than {POINTS:g} point of test accuracy above",
+        _dropout_on_cifar10,
+    ),
+    Claim(
+        "A frequentist AlexNet overfits greatly on CIFAR-100.",
+        "section 4.1, figure 2",
+        f"validation NLL of the last epoch more than {OVERFITS:g} nats above the lowest",
+        _frequentist_overfits,
+    ),
+    Claim(
+        "A Bayesian AlexNet does not overfit on CIFAR-100.",
+        "section 4.1, figure 2",
+        f"validation NLL of the last epoch at most {OVERFITS:g} nats above the lowest",
+        _bayesian_does_not,
+    ),
+    Claim(
+        "The Bayesian AlexNet performs as the frequentist one with three dropout layers.",
+        "section 4.1, figure 2",
+        f"validation accuracies of the last epoch within {POINTS:g} point",
+        _as_good_as_dropout,
+    ),
+    Claim(
+        "The standard deviation of a weight falls over the epochs.",
+        "commented out in the paper's source",
+        "lower after the last epoch than after the first, for one weight of each layer",
+        _std_falls,
+    ),
+    Claim(
+        "Epistemic uncertainty falls as accuracy rises, from network to network.",
+        "section 4.2, table 2",
+        "mean over the epochs strictly falls with test accuracy, on each data set with at least two networks",
+        _epistemic_falls,
+    ),
+    Claim(
+        "Aleatoric uncertainty depends on the data set alone, not on the network.",
+        "section 4.2, table 2",
+        "largest mean over the epochs less than 1.1 times the smallest",
+        _aleatoric_is_of_the_data,
+    ),
+    Claim(
+        "Aleatoric uncertainty does not depend on noise added to the images (normalised over the classes).",
+        "section 4.2, figure 3",
+        "largest mean less than 1.05 times the smallest",
+        lambda contents: _noise(contents, "classes"),
+    ),
+    Claim(
+        "The same, normalised over the batch as the paper's prose has it.",
+        "section 4.2, figure 3",
+        "largest mean less than 1.05 times the smallest",
+        lambda contents: _noise(contents, "batch"),
+    ),
+    Claim(
+        "Softplus normalisation gives probabilities of nearly zero more easily than softmax.",
+        "section 3.2",
+        "a larger share of test probabilities below 0.001 than the network with the softmax head",
+        _zeros,
+    ),
+)
+
+
+# ---- goals ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of a Bayesian network of table 1 beside its twin; None is not known."""
+
+    cell: str
+    title: str
+    accuracy: float
+    published: float | None
+    reaches_paper: bool | None
+    near_twin: bool | None
+    better_nll: bool | None
+    better_ece: bool | None
+    differences: tuple[float, float, float] | None
+
+    @property
+    def met(self) -> bool:
+        """Whether nothing that is known is missed."""
+        return False not in (self.reaches_paper, self.near_twin, self.better_nll, self.better_ece)
+
+
+GOALS = (
+    "at or above the published accuracy",
+    f"at most {POINTS:g} point below the twin",
+    "lower NLL than the twin",
+    "lower ECE than the twin",
+)
+
+
+def goals(contents: Contents) -> list[Goal]:
+    """Every Bayesian network of table 1 that has been run, judged by `GOALS`."""
+    found = []
+    for row in _measured(contents, "table1", inference="vi"):
+        ours, prints = row["measured"], row["published"]["accuracy"]
+        twins = _measured(contents, "table1", inference="frequentist", model=row["model"], data=row["data"])
+        twin = twins[0]["measured"] if twins else None
+        differences = None if twin is None else tuple(ours[name] - twin[name] for name in ("accuracy", "nll", "ece"))
+        found.append(
+            Goal(
+                row["cell"],
+                f"{TITLES[row['model']]}, {TITLES[row['data']]}",
+                ours["accuracy"],
+                prints,
+                None if prints is None else ours["accuracy"] >= prints,
+                None if differences is None else differences[0] >= -POINTS,
+                None if differences is None else differences[1] < 0,
+                None if differences is None else differences[2] < 0,
+                differences,
+            )
+        )
+    return found

@@ -1,0 +1,159 @@
+"""The page that tells what of the paper was reproduced, built from the result files and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dubito.paper.ambiguities import AMBIGUITIES
+from dubito.paper.cells import BUDGETS, estimated_seconds, grid
+from dubito.paper.claims import GOALS, goals, judge
+from dubito.paper.display import duration
+from dubito.paper.results import read
+from dubito.paper.tables import HEADINGS, NOTES, markdown, table
+from dubito.training.run import write_atomically
+
+__all__ = ["compose", "write_document"]
+
+PAPER = (
+    "*Uncertainty Estimations by Softplus normalization in Bayesian Convolutional Neural Networks with Variational "
+    "Inference* (Shridhar, Laumann, Liwicki, 2019)"
+)
+FIGURES = {
+    "table1": (("table1.png", "Measured and published accuracies"),),
+    "table2": (("table2.png", "Uncertainties against accuracy"),),
+    "noise": (
+        ("noise.png", "One image at four noise levels, with its aleatoric uncertainty"),
+        (
+            "noise-levels.png",
+            "Aleatoric uncertainty against the noise level, normalised over the classes and the batch",
+        ),
+    ),
+    "regularisation": (("regularisation.png", "AlexNet on CIFAR-100: training and validation over the epochs"),),
+    "posterior": (
+        ("posterior.png", "A weight's distribution at some epochs, and standard deviations over the epochs"),
+    ),
+    "filters": (("filters.png", "A patch, a filter and its output, as numbers and as distributions"),),
+}
+
+
+def write_document(results: Path, document: Path) -> None:
+    """Write the page of the results in a folder."""
+    write_atomically(document, compose(results, os.path.relpath(results, document.parent)))
+
+
+def compose(results: Path, link: str) -> str:
+    """The page; `link` is the path from it to the results."""
+    contents = read(results)
+    budget = next(iter(contents.values()))["budget"] if contents else results.name
+    parts = [
+        "# Reproduction",
+        f"What of {PAPER} holds when it is done again with dubito. This page is made by `dubito reproduce`, from the "
+        f"files in [{link}]({link}); every number in it is one of theirs.",
+        _made(contents, budget),
+        "## Which claims hold",
+        _claims(contents),
+        "## Bayesian networks beside their twins",
+        _goals(contents, link, results),
+        *(_section(name, contents.get(name), link, results) for name in HEADINGS),
+        "## Where the paper leaves a choice",
+        "Places where the text is ambiguous, or contradicts itself or the authors' code "
+        "(kumar-shridhar/PyTorch-BayesianCNN; hashes are its commits), and what is done here.",
+        markdown(("where", "what", "here"), [(a.place, _cell(a.problem), _cell(a.choice)) for a in AMBIGUITIES]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
+    known = BUDGETS.get(budget)
+    cells = {name: facts for content in contents.values() for name, facts in content["cells"].items()}
+    done = [facts for facts in cells.values() if facts is not None]
+    lines = [f"Budget `{budget}`: {known.says}" if known else f"Results in {budget}."]
+    if known and budget != "smoke":
+        whole = duration(sum(estimated_seconds(cell, known) for cell in grid(known)))
+        lines[0] += f" Its {len(grid(known))} trainings take one core about {whole} in all."
+    if done:
+        spent = duration(sum(facts["training_seconds"] for facts in done))
+        commits = ", ".join(sorted({_commit(facts) for facts in done}))
+        hardware = ", ".join(sorted({content["made"]["hardware"] for content in contents.values()}))
+        seeds = ", ".join(sorted({str(facts["seed"]) for facts in done}))
+        lines.append(
+            f"{len(done)} of {len(cells)} trainings are finished; they spent {spent} in training steps. Commit "
+            f"{commits}; seed {seeds}; {hardware}. What is not finished is shown as not run."
+        )
+    else:
+        lines.append("No training is finished yet; everything is shown as not run.")
+    return "\n\n".join(lines)
+
+
+def _commit(facts: dict[str, Any]) -> str:
+    commit, _, changed = str(facts.get("commit") or "unknown").partition("+")
+    return commit[:12] + (" with changes" if changed else "")
+
+
+def _claims(contents: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for judged in judge(contents):
+        numbers = "<br>".join(f"{'✓' if test.holds else '✗'} {test.numbers}" for test in judged.tests)
+        claim = judged.claim
+        rows.append((f"{claim.text} ({claim.place})", f"**{judged.verdict}**", claim.rule, numbers))
+    return markdown(("claim", "verdict", "rule", "numbers"), rows)
+
+
+def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str:
+    found = goals(contents)
+    text = (
+        "What a Bayesian network should reach: "
+        + "; ".join(GOALS)
+        + ". Published accuracies are whole per cents, and ours "
+        "is compared with them as it is."
+    )
+    if not found:
+        return f"{text}\n\nNot run."
+    marks = {True: "✓", False: "✗", None: "not run"}
+    rows = []
+    for goal in found:
+        accuracy, nll, ece = goal.differences or (None, None, None)
+        cells = (
+            f"{marks[goal.reaches_paper]} {goal.accuracy:.2f} to {goal.published:g}"
+            if goal.published is not None
+            else f"{goal.accuracy:.2f}",
+            marks[goal.near_twin] + ("" if accuracy is None else f" {accuracy:+.2f}"),
+            marks[goal.better_nll] + ("" if nll is None else f" {nll:+.4f}"),
+            marks[goal.better_ece] + ("" if ece is None else f" {ece:+.4f}"),
+        )
+        rows.append((goal.title, *cells))
+    parts = [text, markdown(("network", *GOALS), rows)]
+    missed = [goal for goal in found if not goal.met]
+    if not missed:
+        parts.append(f"Every network that was run ({len(found)}) reaches all of it.")
+        return "\n\n".join(parts)
+    parts.append(f"{len(missed)} of {len(found)} networks miss some of it. Their learning curves:")
+    for goal in missed:
+        model, data = goal.cell.split("-")[:2]
+        name = f"table1-{model}-{data}.png"
+        if (results / name).exists():
+            parts.append(f"![Learning curves of {goal.title}]({link}/{name})")
+    return "\n\n".join(parts)
+
+
+def _section(name: str, content: dict[str, Any] | None, link: str, results: Path) -> str:
+    parts = [f"## {HEADINGS[name]}"]
+    if content is None:
+        return "\n\n".join([*parts, f"Not run: `dubito reproduce {name}`."])
+    parts += [table(content), NOTES[name]]
+    if name == "noise":
+        parts.append(
+            "Over a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, "
+            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B): 0.000999 at B = 1,000, the paper's constant. "
+            "Over the classes, aleatoric uncertainty is a property of the image."
+        )
+    parts += [f"![{title}]({link}/{file})" for file, title in FIGURES[name] if (results / file).exists()]
+    made = content["made"]
+    parts.append(f"[{name}.csv]({link}/{name}.csv), [{name}.json]({link}/{name}.json), made by `{made['command']}`.")
+    return "\n\n".join(parts)

@@ -1,0 +1,255 @@
+"""Tables and figures of each experiment, as files that say how they were made.
+
+    EXPERIMENT.json   all: rows with measured and published numbers apart, and of every cell its settings, commit,
+                      seed, hardware and command
+    EXPERIMENT.csv    the rows
+    EXPERIMENT.md     a table for people
+    EXPERIMENT*.png   figures
+
+A cell that is not finished has a row without measured numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dubito.errors import RunError
+from dubito.paper import published
+from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of
+from dubito.paper.measurements import (
+    Finished,
+    accuracy_row,
+    filter_content,
+    finished,
+    noise_rows,
+    posterior_rows,
+    uncertainty_row,
+)
+from dubito.training.run import commit, write_atomically
+
+__all__ = ["collect", "read"]
+
+POSTERIOR_EPOCHS = (1, 5, 20, 50, 100)
+Content = dict[str, Any]
+
+
+def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -> list[Path]:
+    """Write the files of an experiment from the cells that are finished; gives their paths."""
+    from dubito.paper import drawings
+
+    cells = _cells(experiment, budget)
+    found = {cell: done for cell in cells if (done := finished(cell, budget, runs)) is not None}
+    rows = _COLLECTORS[experiment](cells, found, budget)
+    content: Content = {
+        "experiment": experiment.value,
+        "budget": budget.name,
+        "says": budget.says,
+        "made": _made(),
+        "cells": {cell.name: found[cell].facts() if cell in found else None for cell in cells},
+        **rows,
+    }
+    files: dict[str, str | bytes] = {
+        f"{experiment.value}.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    }
+    files[f"{experiment.value}.csv"] = _csv(content["rows"])
+    files[f"{experiment.value}.md"] = _page(content)
+    files |= drawings.figures(content)
+    stale = set(results.glob(f"{experiment.value}*.png")) - {results / name for name in files}
+    for path in stale:  # of cells that were finished and are not any more
+        path.unlink()
+    for name, text in files.items():
+        write_atomically(results / name, text)
+    return [results / name for name in files]
+
+
+def read(results: Path) -> dict[str, Content]:
+    """The contents of all experiments that there are, by name."""
+    contents = {}
+    for experiment in Experiment:
+        path = results / f"{experiment.value}.json"
+        if path.exists():
+            try:
+                contents[experiment.value] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise RunError(f"{path} is damaged ({error}); run dubito reproduce {experiment.value} again.") from None
+    return contents
+
+
+def _cells(experiment: Experiment, budget: Budget) -> list[Cell]:
+    """The cells of a table in the paper's order, whether or not this budget can pay for them."""
+    everything = cells_of(experiment, BUDGETS["paper"])
+    models, data = ("vgg16", "alexnet", "lenet5"), ("mnist", "cifar10", "cifar100")
+    inferences, heads = ("vi", "frequentist", "dropout"), ("softplus", "softmax", "kendall_gal")
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        where = (models.index(cell.model), inferences.index(cell.inference), data.index(cell.data))
+        return (heads.index(cell.head), *where)
+
+    return sorted(everything, key=place)
+
+
+def _made() -> Content:
+    """How these files were made."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(),
+        "hardware": f"{_processor()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# ---- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _row(cell: Cell, measured: Content | None, publishes: Content) -> Content:
+    """A row with what was measured and what the paper prints, apart."""
+    names = {"model": cell.model, "data": cell.data, "inference": cell.inference, "head": cell.head}
+    status = "finished" if measured is not None else "not run"
+    return {"cell": cell.name, **names, "status": status, "measured": measured, "published": publishes}
+
+
+Collector = Callable[[list[Cell], dict[Cell, Finished], Budget], Content]
+
+
+def _table1(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    rows = []
+    for cell in cells:
+        measured = accuracy_row(found[cell]) if cell in found else None
+        accuracy = published.ACCURACY.get((cell.model, cell.inference, cell.data))
+        rows.append(_row(cell, measured, {"accuracy": accuracy}))
+    return {"rows": rows, "curves": {cell.name: done.epochs for cell, done in found.items()}}
+
+
+def _table2(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    rows = []
+    for cell in cells:
+        measured = uncertainty_row(found[cell]) if cell in found else None
+        values = published.UNCERTAINTY.get((cell.model, cell.data)) if cell.head == "softplus" else None
+        rows.append(_row(cell, measured, dict(zip(("aleatoric", "epistemic"), values or (None, None), strict=True))))
+    return {"rows": rows}
+
+
+def _noise(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    rows, about = [], {}
+    for cell in cells:
+        levels: list[Content | None] = [None] * len(published.NOISE)
+        if cell in found:
+            response = noise_rows(found[cell], budget)
+            levels = response.pop("levels")
+            about[cell.name] = response
+        for (gamma, value), level in zip(published.NOISE.items(), levels, strict=True):
+            prints = {"image": value if cell.model == "vgg16" else None}
+            rows.append({"gamma": gamma, **_row(cell, _without_gamma(level), prints)})
+    return {"rows": rows, "about": about, "image": _first_image(found)}
+
+
+def _without_gamma(level: Content | None) -> Content | None:
+    return None if level is None else {name: value for name, value in level.items() if name != "gamma"}
+
+
+def _first_image(found: dict[Cell, Finished]) -> list[list[int]] | None:
+    from dubito.data import open_dataset
+
+    for done in found.values():
+        pixels: list[list[int]] = open_dataset(done.run.config.data).test().images[0, 0].tolist()
+        return pixels
+    return None
+
+
+def _regularisation(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    rows = []
+    names = ("train_accuracy", "train_nll", "val_accuracy", "val_nll")
+    for cell in cells:
+        for epoch in found[cell].epochs if cell in found else [None]:
+            measured = None if epoch is None else {"epoch": int(epoch["epoch"]), **{n: epoch[n] for n in names}}
+            rows.append(_row(cell, measured, {}))
+    return {"rows": rows}
+
+
+def _posterior(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    rows, trace = [], []
+    for cell in cells:
+        if cell in found:
+            rows += [_row(cell, row, {}) for row in posterior_rows(found[cell], POSTERIOR_EPOCHS)]
+            trace += found[cell].run.posterior_trace()
+        else:
+            rows.append(_row(cell, None, {}))
+    return {"rows": rows, "trace": trace}
+
+
+def _filters(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:
+    (cell,) = cells
+    content = filter_content(found[cell]) if cell in found else None
+    measured = None
+    if content is not None:
+        measured = {name: content[name] for name in ("filter", "row", "column", "output_mean", "output_std")}
+    return {"rows": [_row(cell, measured, {})], "filter": content}
+
+
+_COLLECTORS: dict[Experiment, Collector] = {
+    Experiment.TABLE1: _table1,
+    Experiment.TABLE2: _table2,
+    Experiment.NOISE: _noise,
+    Experiment.REGULARISATION: _regularisation,
+    Experiment.POSTERIOR: _posterior,
+    Experiment.FILTERS: _filters,
+}
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _csv(rows: list[Content]) -> str:
+    """Rows with columns ``measured_...`` and ``published_...``; what is not known is blank."""
+    flat = []
+    for row in rows:
+        line = {name: value for name, value in row.items() if name not in ("measured", "published")}
+        for part in ("measured", "published"):
+            line |= {f"{part}_{name}": value for name, value in (row[part] or {}).items()}
+        flat.append(line)
+    names = list(dict.fromkeys(name for line in flat for name in line))
+    order = [n for n in names if not n.startswith(("measured_", "published_"))]
+    order += [n for n in names if n.startswith("measured_")] + [n for n in names if n.startswith("published_")]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, order, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _page(content: Content) -> str:
+    """The table as Markdown, with how it was made."""
+    from dubito.paper.tables import HEADINGS, NOTES, table
+
+    name = content["experiment"]
+    made = content["made"]
+    lines = [
+        f"# {HEADINGS[name]}",
+        "",
+        table(content),
+        "",
+        NOTES[name],
+        "",
+        f"Made by `{made['command']}` at commit {made['commit']} on {made['hardware']}, Python {made['python']}. "
+        f"Budget `{content['budget']}`: {content['says']}",
+        "",
+        f"Settings, seed, commit, hardware and command of every training are in [{name}.json]({name}.json).",
+        "",
+    ]
+    return "\n".join(lines)

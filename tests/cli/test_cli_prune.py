@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import torch
+
+import dubito as package
+from dubito.pruning import sparsity
+
+
+def test_a_pruned_run_is_a_smaller_run_with_exact_zeros(dubito, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pruned"
+    result = dubito("prune", trained, "--sparsity", 0.9, "--out", out, "--samples", 2)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["sparsity", "weights", "left", "accuracy", "NLL"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["0.0%", "61,470"], ["90.0%", "6,147"]]
+    facts = json.loads((out / "pruning.json").read_text())
+    assert facts["weights"] == 6147
+    assert facts["bytes"] == (out / "best.safetensors").stat().st_size
+    assert facts["bytes"] < (trained / "best.safetensors").stat().st_size / 7
+
+    model = package.load(out)
+    assert round(sparsity(model), 4) == 0.9
+    layer = model.linear5
+    gone = layer.weight_mean == 0
+    for _ in range(3):
+        weight, _ = layer.draw(layer.weight_noise())
+        assert bool((weight[gone] == 0).all())
+    whole = package.load(trained)
+    left = torch.cat([m.weight_mean[m.weight_mean != 0] for m in model.modules() if hasattr(m, "weight_mean")])
+    values = torch.cat([m.weight_mean.flatten() for m in whole.modules() if hasattr(m, "weight_mean")])
+    assert torch.isin(left, values).all()
+
+    assert dubito("predict", out, "digits", "--top", 1).code == 0
+    assert dubito("prune", out, "--sparsity", 0.95, "--out", tmp_path / "again", "--samples", 1).code == 0
+    assert round(sparsity(package.load(tmp_path / "again")), 4) == 0.95
+
+
+def test_the_curve_is_a_table_and_a_figure(dubito, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pruned"
+    result = dubito("prune", trained, "--curve", "--sparsity", 0.33, "--out", out, "--samples", 1)
+    assert result.code == 0, result.err
+    with (out / "pruning.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    levels = [float(row["sparsity"]) for row in rows]
+    assert levels == sorted(levels)
+    assert {0.0, 0.33, 0.9} <= set(levels)
+    assert float(rows[0]["accuracy"]) > float(rows[-1]["accuracy"])
+    assert (out / "pruning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes_end_in_a_sentence(dubito, trained: Path, tmp_path: Path) -> None:
+    assert "give --sparsity SHARE, --curve or both" in dubito("prune", trained).err
+    assert "sparsity is 1.5, but must be a share" in dubito("prune", trained, "--sparsity", 1.5).err
+    assert "There is no run folder" in dubito("prune", tmp_path / "none", "--curve").err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "exists already" in dubito("prune", trained, "--sparsity", 0.5, "--out", tmp_path / "full").err
+
+
+def test_a_frequentist_run_has_no_signal_to_noise(dubito, tmp_path: Path) -> None:
+    run = tmp_path / "frequentist"
+    assert dubito("train", "--inference", "frequentist", "--epochs", 1, "--out", run).code == 0
+    result = dubito("prune", run, "--sparsity", 0.5)
+    assert result.code == 1
+    assert "has no Bayesian layers" in result.err

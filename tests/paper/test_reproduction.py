@@ -1,0 +1,274 @@
+"""The whole reproduction at toy size: files, document, measured and published numbers apart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from paper_files import table_of
+
+from dubito import cli
+from dubito.evaluation import Evaluation
+from dubito.paper import drawings, published
+from dubito.paper.cells import BUDGETS, Cell, Experiment, cells_of, grid
+from dubito.paper.claims import judge
+from dubito.paper.document import compose
+from dubito.paper.measurements import batch_aleatoric, correlation
+from dubito.paper.results import collect, read
+from dubito.training import Run
+
+ROOT = Path(__file__).parents[2]
+SMOKE = BUDGETS["smoke"]
+SENTINEL = 7654.25
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_cell_of_the_grid_is_a_run_folder_with_an_evaluation(smoke) -> None:
+    cells = grid(SMOKE)
+    assert {path.name for path in smoke.runs.iterdir() if path.is_dir()} == {cell.name for cell in cells} | {"data"}
+    for cell in cells:
+        run = Run.open(smoke.runs / cell.name)
+        assert (run.config.model, run.config.inference, run.config.head) == (cell.model, cell.inference, cell.head)
+        assert len(run.metrics()) == run.config.epochs
+        assert (run.config.warm_start != "none") == (cell.model == "vgg16" and cell.inference == "vi")
+        assert Evaluation.load(run.path).is_current
+
+
+def test_every_experiment_has_its_files_and_says_how_they_were_made(smoke) -> None:
+    for experiment in Experiment:
+        content = json.loads((smoke.results / f"{experiment.value}.json").read_text())
+        assert content["budget"] == "smoke"
+        assert content["made"]["command"]
+        assert {"commit", "hardware", "python"} <= content["made"].keys()
+        facts = [cell for cell in content["cells"].values() if cell is not None]
+        assert len(facts) == len(cells_of(experiment, SMOKE))
+        for cell in facts:
+            assert {"settings", "commit", "seed", "cores", "threads", "versions", "command"} <= cell.keys()
+            assert str(smoke.runs) not in json.dumps(cell["settings"])
+        text = (smoke.results / f"{experiment.value}.md").read_text()
+        assert content["made"]["hardware"] in text
+        assert "toy" in text
+
+
+def test_the_figures_are_pictures_of_something(smoke) -> None:
+    from PIL import Image
+
+    figures = sorted(path.name for path in smoke.results.glob("*.png"))
+    single = ["filters.png", "noise-levels.png", "noise.png", "posterior.png", "regularisation.png", "table1.png"]
+    pairs = [f"table1-{m}-{d}.png" for m in ("alexnet", "lenet5", "vgg16") for d in ("cifar10", "cifar100", "mnist")]
+    assert figures == sorted([*single, *pairs, "table2.png"])
+    for name in figures:
+        with Image.open(smoke.results / name) as picture:
+            pixels = np.asarray(picture.convert("L"))
+        assert min(pixels.shape) > 500
+        ink = (pixels < 128).mean()
+        assert 0.001 < ink < 0.6, name
+
+
+def test_measured_numbers_are_those_of_the_run_folders(smoke) -> None:
+    for row in rows_of(smoke.results / "table1.csv"):
+        metrics = Evaluation.load(smoke.runs / row["cell"], images=False).metrics
+        assert float(row["measured_accuracy"]) == pytest.approx(100 * metrics["accuracy"])
+        assert float(row["measured_nll"]) == metrics["nll"]
+        assert float(row["measured_ece"]) == metrics["ece"]
+    for row in rows_of(smoke.results / "table2.csv"):
+        if row["status"] == "not run":
+            continue
+        with (smoke.runs / row["cell"] / "metrics.csv").open(newline="") as file:
+            epochs = [float(epoch["val_epistemic"]) for epoch in csv.DictReader(file)]
+        assert float(row["measured_epistemic_mean_over_epochs"]) == pytest.approx(np.mean(epochs))
+        assert float(row["measured_epistemic_last_epoch"]) == epochs[-1]
+        test = Evaluation.load(smoke.runs / row["cell"], images=False).test
+        wrong = (test.prediction.label != test.labels).double().numpy()
+        expected = np.corrcoef(test.prediction.epistemic.double().numpy(), wrong)[0, 1]
+        assert float(row["measured_epistemic_correlation"]) == pytest.approx(expected)
+
+
+def test_published_numbers_cannot_get_into_a_measured_column(smoke, tmp_path, monkeypatch) -> None:
+    """With other published numbers nothing measured changes, and they appear in their own columns alone."""
+    monkeypatch.setattr(published, "ACCURACY", dict.fromkeys(published.ACCURACY, SENTINEL))
+    monkeypatch.setattr(published, "UNCERTAINTY", dict.fromkeys(published.UNCERTAINTY, (SENTINEL, SENTINEL)))
+    monkeypatch.setattr(published, "NOISE", dict.fromkeys(published.NOISE, SENTINEL))
+    monkeypatch.setattr(drawings, "figures", lambda content: {})
+    places = 0
+    for experiment in Experiment:
+        collect(experiment, SMOKE, smoke.runs, tmp_path)
+        before, after = (rows_of(folder / f"{experiment.value}.csv") for folder in (smoke.results, tmp_path))
+        for old, new in zip(before, after, strict=True):
+            assert old.keys() == new.keys()
+            for name in new:
+                if name.startswith("published_"):
+                    assert (new[name] == str(SENTINEL)) == (old[name] != "")
+                    places += new[name] != ""
+                else:
+                    assert new[name] == old[name], name
+    assert places == 20 + 2 * 6 + 4
+    assert [judged.tests for judged in judge(read(tmp_path))] == [judged.tests for judged in judge(read(smoke.results))]
+    page = compose(tmp_path, ".")
+    table = table_of(page, "## Table 1")
+    assert {row["accuracy, %"] for row in table} == {
+        row["accuracy, %"] for row in table_of(read_page(smoke), "## Table 1")
+    }
+    assert {row["published"] for row in table} == {f"{SENTINEL:.0f}", "-"}
+
+
+def read_page(smoke) -> str:
+    return (smoke.results / "reproduction.md").read_text(encoding="utf-8")
+
+
+def test_cells_that_were_not_run_are_blank(smoke, tmp_path) -> None:
+    arguments = ["--budget", "cpu", "--hours", "0", "--runs", str(tmp_path / "runs")]
+    arguments += ["--results", str(tmp_path / "results"), "--document", str(tmp_path / "page.md")]
+    assert cli.run(["reproduce", "all", *arguments]) == 0
+    for experiment in Experiment:
+        for row in rows_of(tmp_path / "results" / f"{experiment.value}.csv"):
+            assert row["status"] == "not run"
+            assert not any(name.startswith("measured_") for name in row)
+    assert not list((tmp_path / "results").glob("*.png"))
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    table = table_of(page, "## Table 1")
+    assert len(table) == 21
+    assert all(row["accuracy, %"] == "not run" and row["NLL"] == row["ECE"] == "" for row in table)
+    assert {row["verdict"] for row in table_of(page, "## Which claims hold")} == {"**not run**"}
+    unfinished = [row for row in table_of(read_page(smoke), "## Table 2") if "not run" in row.values()]
+    assert {(row["network"], row["accuracy, %"]) for row in unfinished} == {("VGG16", "")}
+
+
+def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
+    page = read_page(smoke)
+    measured = rows_of(smoke.results / "table1.csv")
+    table = table_of(page, "## Table 1")
+    for shown, row in zip(table, measured, strict=True):
+        values = {
+            "accuracy, %": ("accuracy", 2),
+            "NLL": ("nll", 3),
+            "ECE": ("ece", 3),
+        }
+        for column, (name, digits) in values.items():
+            parts = [float(row[f"measured_{name}{end}"]) for end in ("", "_low", "_high")]
+            expected = "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(*parts, d=digits)
+            assert shown[column] == expected
+        assert shown["epochs"] == row["measured_epochs"]
+        assert shown["published"] == (row["published_accuracy"].removesuffix(".0") or "-")
+    noise = rows_of(smoke.results / "noise.csv")
+    for shown, row in zip(table_of(page, "## Noise"), noise, strict=True):
+        assert shown["classes, mean"] == f"{float(row['measured_classes_test']):.8f}"
+        assert shown["batch, image"] == f"{float(row['measured_batch_image']):.8f}"
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
+        assert (smoke.results / picture).exists()
+
+
+def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    command = ["reproduce", "document", "--budget", "smoke", "--results", str(smoke.results), "--document", str(page)]
+    assert cli.run([*command, "--runs", str(tmp_path / "none")]) == 0
+    link = os.path.relpath(smoke.results, tmp_path)
+    assert page.read_text(encoding="utf-8") == compose(smoke.results, link)
+    assert f"]({link}/table1.png)" in page.read_text(encoding="utf-8")
+    assert read_page(smoke) == compose(smoke.results, ".")
+
+
+@pytest.mark.skipif(not (ROOT / "results/reproduction/cpu/table1.json").exists(), reason="there are no results yet")
+def test_the_committed_document_is_that_of_the_committed_results() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert page == compose(ROOT / "results/reproduction/cpu", "../results/reproduction/cpu")
+
+
+def test_the_axis_of_normalisation_decides_what_aleatoric_means() -> None:
+    outputs = torch.zeros(1000, 10)
+    assert batch_aleatoric(outputs, "classes").tolist() == pytest.approx([0.1 * 0.9] * 1000)
+    assert batch_aleatoric(outputs, "batch").tolist() == pytest.approx([0.001 * 0.999] * 1000)
+    # The mean over a batch hardly depends on the outputs: the p of a class sum to 1.
+    certain = torch.full((1000, 10), -20.0)
+    certain[torch.arange(1000), torch.arange(1000) % 10] = 10.0
+    assert float(batch_aleatoric(certain, "classes").mean()) < 1e-6
+    assert float(batch_aleatoric(certain, "batch").mean()) == pytest.approx((1 - 1 / 100) / 1000)
+
+
+def test_the_correlation_with_being_wrong_does_not_exist_without_mistakes() -> None:
+    assert correlation(torch.rand(5), torch.zeros(5, dtype=torch.bool)) is None
+
+
+def test_the_filters_output_is_that_of_its_patch(smoke) -> None:
+    found = json.loads((smoke.results / "filters.json").read_text())["filter"]
+    patch, mean, std = (np.array(found[name]) for name in ("patch", "weight_mean", "weight_std"))
+    assert found["output_mean"] == pytest.approx((patch * mean).sum() + found["bias_mean"], abs=1e-4)
+    variance = (patch**2 * std**2).sum() + found["bias_std"] ** 2
+    assert found["output_std"] == pytest.approx(math.sqrt(variance), rel=1e-4)
+
+
+def test_the_standins_have_the_shapes_of_what_they_stand_for(smoke) -> None:
+    from dubito.data import load
+
+    shapes = {}
+    for name in ("mnist", "cifar10", "cifar100"):
+        toy = load(smoke.runs / "data" / f"{name}.npz", "train")
+        shapes[name] = (toy.channels, toy.num_classes)
+    assert shapes == {"mnist": (1, 10), "cifar10": (3, 10), "cifar100": (3, 100)}
+
+
+def test_run_folders_of_other_settings_are_refused(smoke, tmp_path, capsys) -> None:
+    folder = tmp_path / "runs" / Cell("lenet5", "mnist").name
+    folder.mkdir(parents=True)
+    text = (smoke.runs / folder.name / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("epochs: 2\n", "epochs: 3\n"))
+    (folder / "finished.json").write_text("{}")
+    arguments = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--hours", "0"]
+    assert cli.run(["reproduce", "filters", "--budget", "smoke", *arguments]) == 1
+    assert "trained with other settings (epochs 3 instead of 2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table3"], "WHAT is 'table3', but must be one of 'table1', 'table2'"),
+        (["table1", "--budget", "gpu"], "--budget is 'gpu', but must be one of 'smoke', 'cpu', 'paper'."),
+        (["table1", "--hours", "-1"], "--hours is -1.0, but must be 0 or more."),
+        (["table1", "--only", "model"], "--only has 'model', but takes NAME=VALUE pairs"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_sentence(arguments, message, capsys) -> None:
+    assert cli.run(["reproduce", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_display_shows_cells_done_running_left_and_the_time_left(tmp_path) -> None:
+    from rich.console import Console
+
+    from dubito.paper.display import Display, time_left
+    from dubito.paper.grid import Grid
+
+    budget = BUDGETS["cpu"]
+    cells = [Cell("lenet5", "mnist"), Cell("lenet5", "cifar10"), Cell("alexnet", "cifar10")]
+    shown = Grid(cells, budget, tmp_path)
+    done, running, waiting = shown.states.values()
+    done.status, done.seconds = "finished", 400.0
+    running.status, running.doing, running.share, running.seconds = "running", "epoch 13/25", 0.5, 400.0
+    from dubito.paper.cells import estimated_seconds as guess
+
+    scale = 800 / (guess(cells[0], budget) + guess(cells[1], budget) / 2)
+    assert time_left(shown) == pytest.approx(scale * (guess(cells[1], budget) / 2 + guess(cells[2], budget)))
+    text = io.StringIO()
+    with Display(Console(file=text, force_terminal=True, width=120)) as display:
+        display(shown)
+    for words in ("1 cells done, 1 running, 1 left", "epoch 13/25", "Bayesian (VI) LeNet-5 on CIFAR-10", " left"):
+        assert words in text.getvalue()
+    waiting.status, waiting.error = "failed", "The loss is not finite."
+    plain = io.StringIO()
+    with Display(Console(file=plain, width=60)) as display:
+        display(shown)
+    assert "Bayesian (VI) AlexNet on CIFAR-10: failed: The loss is not finite." in plain.getvalue()
