@@ -3,14 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := .bench
 
-.PHONY: demo test lint types browser clean
+.PHONY: demo test bench lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint types browser
 	$(BIN)/python -m pytest
+
+# dubito against its peers, which get an environment of their own; OPTIONS=--quick only tries it.
+bench: $(BENCH)/.ready
+	$(BENCH)/bin/python -m benchmarks.peers $(OPTIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -24,6 +29,13 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(READY)
 
+$(BENCH)/.ready: constraints.txt benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	PIP_CONSTRAINT=constraints.txt $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[train]' huggingface_hub
+	$(BENCH)/bin/python -m benchmarks.peers.install
+	touch $@
+
 # The browser tests need Debian's chromium; without it they are skipped, or fail where CI=true.
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
@@ -32,4 +44,4 @@ browser:
 	|| echo "chromium is neither here nor installable by this user: browser tests will not run."
 
 clean:
-	rm -rf $(VENV) demo build dist src/*.egg-info
+	rm -rf $(VENV) $(BENCH) demo build dist src/*.egg-info

@@ -1,0 +1,122 @@
+"""The benchmark's results as Markdown: tables, and the page of the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dubito.benchmark.systems import Frequentist, LocalDraws, Moments, WeightDraws
+
+TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
+NOTHING = "–"  # noqa: RUF001
+
+INTRODUCTION = """# Benchmark
+
+What Bayesian layers cost: dubito, its peers, and two-convolution layers written down plainly, as multiples of the
+frequentist twin, the same network with point estimates. Made by `make bench`, which installs the peers into an
+environment of its own; `dubito bench` measures dubito's own networks on your machine.
+
+Every system runs in a process of its own, from the same network with softplus activations, the same weights as means,
+the same random images and as many threads. Processes take turns, and a ratio compares times of the same round: each
+cell is the median over the rounds, with the quartiles in brackets. A training step is the forward pass, the system's
+own KL term, the backward pass and fused Adam. Predictions by draws are compared with as many passes of the twin; a peer
+draws one after the other, dubito as `dubito.predict` does by default. Memory is the most that building the network and
+three training steps need beyond a process with everything imported.
+"""
+
+GROWTH = """The networks of these measurements are stacks of 3x3 convolutions, by default 4 of 32 channels on 16x16
+positions, with a batch of {batch}; one of these numbers changes at a time. The cost of draws is that of a prediction
+against as many passes of the twin, the others are training steps.
+"""
+
+
+def page(results: dict[str, Any]) -> str:
+    """docs/benchmark.md."""
+    return f"{INTRODUCTION}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
+
+
+def tables(results: dict[str, Any]) -> str:
+    """results/benchmark.md: everything that was measured."""
+    parts = [machine(results["environment"], results.get("quick", False))]
+    for name, stage in results["stages"].items():
+        parts.append(growth(stage, results["growth_batch"]) if name == "growth" else network(name, stage))
+    return "\n\n".join(parts) + "\n"
+
+
+def machine(found: dict[str, Any], quick: bool) -> str:
+    commit = (found["commit"] or "an installed package").removesuffix("+changes")[:12]
+    changed = " with changes" if (found["commit"] or "").endswith("+changes") else ""
+    text = (
+        f"dubito {found['dubito']} ({commit}{changed}), torch {found['torch']}, Python {found['python']}; "
+        f"{found['processor']}, {found['cores']} cores, {found['threads']} threads, load {found['load_before']} before "
+        f"the start; {found['minutes']} minutes."
+    )
+    return f"**A quick run: these figures mean nothing.** {text}" if quick else text
+
+
+def network(name: str, stage: dict[str, Any]) -> str:
+    """The table of one network."""
+    batch, samples = stage["batch"], stage["samples"]
+    columns = {
+        "step": f"training step, batch {batch}",
+        "predict": f"{batch} images, {samples} draws",
+        "single": "1 image, 100 draws",
+    }
+    measured = {measure for by in stage["ratios"].values() for measure in by}
+    columns = {key: title for key, title in columns.items() if key in measured}
+    heads = ["system", "version", *columns.values(), "peak memory"]
+    lines = [f"## {TITLES.get(name, name)}", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    twin = stage["memory"][Frequentist.name]
+    for system, by in stage["ratios"].items():
+        cells = [cell(by.get(measure), system == Frequentist.name) for measure in columns]
+        memory = stage["memory"].get(system)
+        cells.append(NOTHING if memory is None else f"{memory / twin:.2f} ({memory:.0f} MB)")
+        if system in stage["failures"]:
+            cells[next((i for i, text in enumerate(cells) if text == NOTHING), 0)] = (
+                f"failed: {stage['failures'][system]}".replace("|", "/")
+            )
+        lines.append(f"| {system} | {stage['versions'][system] or NOTHING} | {' | '.join(cells)} |")
+    once = stage["ratios"].get(Moments.name, {}).get("once")
+    if once:
+        lines += ["", f"A prediction by moments costs {spread(once)} passes of the twin, whatever the number of draws."]
+    if "single" in columns:
+        lines += ["", "One image by 100 draws is compared with one pass of the twin on 100 images."]
+    return "\n".join(lines)
+
+
+def growth(stage: dict[str, Any], batch: int) -> str:
+    """A table for each of draws, batch, width and depth."""
+    lines = ["## How cost grows", "", GROWTH.format(batch=batch)]
+    for axis, values in axes(stage).items():
+        systems = [LocalDraws.name, Moments.name if axis == "draws" else WeightDraws.name]
+        lines += [f"| {axis} | twin | {' | '.join(systems)} |", "| --- " * (2 + len(systems)) + "|"]
+        for value in values:
+            found = [stage["ratios"][system].get(f"{axis}={value}") for system in (Frequentist.name, *systems)]
+            time = milliseconds(found[0]["seconds"])
+            lines.append(f"| {value} | {time} | {' | '.join(cell(ratio) for ratio in found[1:])} |")
+        lines.append("")
+    for system, why in stage["failures"].items():
+        lines += [f"{system} failed: {why}", ""]
+    return "\n".join(lines).rstrip()
+
+
+def axes(stage: dict[str, Any]) -> dict[str, list[int]]:
+    """The values that were measured of each axis."""
+    found: dict[str, list[int]] = {}
+    for name in stage["ratios"][Frequentist.name]:
+        axis, _, value = name.partition("=")
+        found.setdefault(axis, []).append(int(value))
+    return found
+
+
+def cell(ratio: dict[str, float] | None, with_time: bool = False) -> str:
+    if ratio is None:
+        return NOTHING
+    return f"1 ({milliseconds(ratio['seconds'])})" if with_time else spread(ratio)
+
+
+def spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,60 @@
+"""The figure of how cost grows: a panel each for draws, batch, width and depth."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from benchmarks.peers.document import axes as axes_of
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
+from dubito.evaluation.figures import COLORS, STYLE
+
+SYSTEMS = {
+    LocalDraws.name: (COLORS["aleatoric"], "o"),
+    WeightDraws.name: (COLORS["epistemic"], "s"),
+    Moments.name: (COLORS["right"], "^"),
+}
+LABELS = {
+    "draws": "draws of a prediction",
+    "batch": "batch of a training step",
+    "width": "width of the network",
+    "depth": "depth of the network",
+}
+
+
+def growth_figure(stage: dict[str, Any]) -> bytes:
+    """A PNG."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 4.6), dpi=160, layout="constrained")
+        FigureCanvasAgg(figure)
+        for ax, (axis, values) in zip(figure.subplots(2, 2).flat, axes_of(stage).items(), strict=True):
+            panel(ax, axis, values, stage["ratios"])
+        file = io.BytesIO()
+        figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def panel(ax: Axes, axis: str, values: list[int], ratios: dict[str, Any]) -> None:
+    for system, (color, marker) in SYSTEMS.items():
+        found = [(value, ratios[system].get(f"{axis}={value}")) for value in values]
+        points = [(value, ratio) for value, ratio in found if ratio is not None]
+        if not points:
+            continue
+        x, middle = [value for value, _ in points], [ratio["median"] for _, ratio in points]
+        ax.fill_between(x, [r["low"] for _, r in points], [r["high"] for _, r in points], color=color, alpha=0.2, lw=0)
+        ax.plot(x, middle, color=color, marker=marker, markersize=3, label=system)
+    ax.axhline(1, color=COLORS["muted"], linewidth=0.7, linestyle="--")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(LABELS[axis])
+    ax.set_ylabel("multiple of the twin's time")
+    ax.legend()

@@ -1,0 +1,77 @@
+"""What the benchmark measures, stage by stage, and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.peers.systems import SYSTEMS
+
+from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work, measures_of
+from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
+from dubito.benchmark.work import Task
+
+AXES: dict[str, tuple[int, ...]] = {
+    "draws": (1, 3, 10, 30, 100),
+    "batch": (1, 4, 16, 64, 256),
+    "width": (8, 16, 32, 64, 128),
+    "depth": (1, 2, 4, 8, 16),
+}
+GROWTH_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Systems that are compared with each other, in processes that live as long as the stage."""
+
+    name: str
+    systems: tuple[type[System], ...]
+    measures: tuple[Measure, ...]
+    start: float
+    memory: Work | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes, about: `start` until all processes have imported torch and done their first work."""
+        return self.start + sum(measure.seconds for measure in self.measures)
+
+
+def growth_work(axis: str, value: int) -> Work:
+    """A training step of a plain network, or with `draws` a prediction by so many."""
+    if axis == "draws":
+        return Work(PlainNetwork(), Task.PREDICT, GROWTH_BATCH, value)
+    if axis == "batch":
+        return Work(PlainNetwork(), Task.STEP, value)
+    return Work(PlainNetwork(**{axis: value}), Task.STEP, GROWTH_BATCH)
+
+
+def growth(axes: dict[str, tuple[int, ...]], rounds: int, seconds: float) -> Stage:
+    measures = []
+    for axis, values in axes.items():
+        for value in values:
+            work = growth_work(axis, value)
+            only = (LocalDraws.name, Moments.name if axis == "draws" else WeightDraws.name)
+            measures.append(Measure(f"{axis}={value}", work, work, rounds, seconds, only))
+    return Stage("growth", (Frequentist, LocalDraws, WeightDraws, Moments), tuple(measures), start=15)
+
+
+def network_stage(
+    network: str, batch: int, rounds: int, seconds: float, start: float, *, samples: int = 10, single: bool = True
+) -> Stage:
+    measures = measures_of(network, batch, rounds, seconds, samples=samples, single=single)
+    return Stage(network, SYSTEMS, tuple(measures), start, memory=measures[0].work)
+
+
+def full_plan() -> list[Stage]:
+    """Everything; a quarter of an hour on two cores. VGG16's one image by 100 draws alone would take longer."""
+    return [
+        network_stage("lenet5", 128, 25, 25, start=20),
+        network_stage("alexnet", 128, 15, 45, start=35),
+        network_stage("vgg16", 32, 7, 70, start=120, single=False),
+        growth(AXES, 9, 6),
+    ]
+
+
+def quick_plan() -> list[Stage]:
+    """A little of everything, to see that it works; its figures mean nothing."""
+    axes = {axis: values[:2] for axis, values in AXES.items()}
+    return [network_stage("lenet5", 8, 2, 5, start=20, samples=2), growth(axes, 2, 1)]

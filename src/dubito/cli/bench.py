@@ -1,0 +1,112 @@
+"""`dubito bench`: what Bayesian networks cost on this machine, as multiples of their frequentist twins."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.terminal import Column, examples, print_table, progress_bar
+from dubito.errors import OptionError
+
+if TYPE_CHECKING:
+    from dubito.benchmark import Comparison, Ratio
+
+__all__ = ["EXAMPLES", "bench"]
+
+EXAMPLES = examples(
+    "dubito bench",
+    "dubito bench --model lenet5,alexnet --repeats 15 --out bench.json",
+    note="Each way of training or predicting runs in a process of its own, and all take turns. x is the multiple of "
+    "the frequentist twin's time in the same round, with the quartiles; memory is the peak of a training step. Keep "
+    "the machine quiet meanwhile.",
+)
+SECONDS = 20.0
+"""How long each measure may take, about."""
+
+
+def bench(
+    model: Annotated[
+        str, typer.Option(metavar="NAMES", help="lenet5, alexnet, vgg16, or several with commas between.")
+    ] = "lenet5",
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images at once.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of a prediction.")] = 10,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Threads of each process. [dim]\\[default: all cores][/dim]", show_default=False
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most, in which all take turns.")] = 9,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write everything as JSON.", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure training steps, predictions and peak memory against the frequentist twin."""
+    from dubito.benchmark import OURS, Frequentist, compare, measures_of, open_workers
+    from dubito.models.architecture import architecture
+    from dubito.training.run import write_atomically
+
+    names = [name.strip() for name in model.split(",") if name.strip()]
+    for name in names:
+        architecture(name)
+    if not names:
+        raise OptionError("--model is empty, but must name at least one network, such as lenet5.")
+    number = threads or _cores()
+    results: dict[str, Any] = {"batch_size": batch_size, "samples": samples, "threads": number, "networks": {}}
+    for name in names:
+        measures = measures_of(name, batch_size, repeats, SECONDS, samples=samples)
+        with open_workers((Frequentist, *OURS), number) as workers, progress_bar(name, 100) as advance:
+            done = 0
+
+            def move(share: float) -> None:
+                nonlocal done
+                advance(round(100 * share) - done)
+                done = round(100 * share)
+
+            found = compare(workers, measures, memory=measures[0].work, advance=move)
+        _print(name, found, batch_size, samples)
+        results["networks"][name] = found.to_json()
+    typer.echo(f"{number} threads; x: multiple of the frequentist twin's time, with quartiles.")
+    if out is not None:
+        write_atomically(out, json.dumps(results, indent=2) + "\n")
+        typer.echo(f"Everything is in {out}.")
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:
+    columns = (
+        Column(name),
+        Column(f"step of {batch_size}", number=True),
+        Column("x", number=True),
+        Column(f"{samples} draws of {batch_size}", number=True),
+        Column("x", number=True),
+        Column("memory", number=True),
+    )
+    rows = []
+    for system, measured in found.ratios.items():
+        memory = found.memory.get(system)
+        cells = [*_cells(measured.get("step")), *_cells(measured.get("predict"))]
+        rows.append((system, *cells, "" if memory is None else f"{memory:.0f} MB"))
+    print_table(columns, rows)
+    once = found.ratios["dubito moments"].get("once")
+    if once is not None:
+        typer.echo(f"A prediction by moments costs {once.median:.1f} frequentist passes.")
+    for system, why in found.failures.items():
+        typer.echo(f"{system} failed: {why}.")
+
+
+def _cells(ratio: Ratio | None) -> tuple[str, str]:
+    """Time and multiple."""
+    if ratio is None:
+        return "", ""
+    return f"{1000 * ratio.seconds:.1f} ms", f"{ratio.median:.2f} ({ratio.low:.2f} .. {ratio.high:.2f})"

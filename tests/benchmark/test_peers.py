@@ -1,0 +1,113 @@
+"""The comparison with other libraries, without them: its own layers, its plan, its tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchmarks.peers.document import cell, network, page, tables
+from benchmarks.peers.figure import growth_figure
+from benchmarks.peers.install import reason, requirements
+from benchmarks.peers.plan import AXES, full_plan, quick_plan
+from benchmarks.peers.systems import SYSTEMS, PlainLayers
+from torch.distributions import Normal, kl_divergence
+
+import dubito
+from dubito.benchmark import Frequentist, PlainNetwork, Work
+from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
+from dubito.benchmark.work import Task
+
+
+def test_the_plain_layers_have_the_kl_and_the_moments_of_dubitos() -> None:
+    work = Work(PlainNetwork(width=2, depth=2), Task.STEP, 4)
+    images, labels = work.data()
+    plain, ours = PlainLayers(work.build()), LocalDraws(work.build())
+    plain.loss(images, labels)
+    layer = plain.network[0]
+    stds = [torch.nn.functional.softplus(rho) for rho in (layer.weight_rho, layer.bias_rho)]
+    means = (layer.weight_mean, layer.bias_mean)
+    exact = sum(kl_divergence(Normal(m, s), Normal(0, 1)).sum() for m, s in zip(means, stds, strict=True))
+    torch.testing.assert_close(layer.kl(), exact)
+    torch.testing.assert_close(plain.kl(), dubito.kl_divergence(ours.network), rtol=1e-5, atol=0)
+    torch.manual_seed(0)
+    count = 500
+    with torch.no_grad():
+        draws = [torch.stack([part[0](images) for _ in range(count)]) for part in (plain.network, ours.network)]
+    error = draws[0].std(0) * (2 / count) ** 0.5
+    assert ((draws[0].mean(0) - draws[1].mean(0)).abs() < 6 * error).all()
+    # the standard error of a standard deviation is 1 / sqrt(2 n) of it, that of a quotient of two 1 / sqrt(n)
+    assert ((draws[0].std(0) / draws[1].std(0)).log().abs() < 6 * count**-0.5).all()
+
+
+def test_the_full_plan_fits_into_a_quarter_of_an_hour_and_measures_everything() -> None:
+    stages = {stage.name: stage for stage in full_plan()}
+    assert sum(stage.seconds for stage in stages.values()) < 15 * 60
+    assert {name for name, stage in stages.items() if stage.systems == SYSTEMS} == {"lenet5", "alexnet", "vgg16"}
+    grown = {measure.name for measure in stages["growth"].measures}
+    assert grown == {f"{axis}={value}" for axis, values in AXES.items() for value in values}
+    assert AXES["draws"][-1] == 100
+    assert AXES["batch"][-1] == 256
+    assert sum(stage.seconds for stage in quick_plan()) < 90
+
+
+def ratio(median: float) -> dict[str, float]:
+    return {"median": median, "low": median - 0.1, "high": median + 0.1, "seconds": median / 100}
+
+
+@pytest.fixture
+def results() -> dict:
+    """A small set of results, one system failed."""
+    growth = {f"{axis}={value}": ratio(value / 10 + 1) for axis, values in AXES.items() for value in values[:2]}
+    steps = {name: found for name, found in growth.items() if not name.startswith("draws")}
+    draws = {name: found for name, found in growth.items() if name.startswith("draws")}
+    return {
+        "environment": {
+            **{"commit": "a" * 40 + "+changes", "dubito": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
+            **{"processor": "P", "cores": 2, "threads": 2, "load_before": 0.1, "minutes": 1.0},
+        },
+        "growth_batch": 64,
+        "stages": {
+            "lenet5": {
+                "batch": 128,
+                "samples": 10,
+                "versions": {Frequentist.name: "2.13.0", Moments.name: "0.1.0", "a peer": None},
+                "ratios": {
+                    Frequentist.name: {"step": ratio(1), "predict": ratio(1)},
+                    Moments.name: {"predict": ratio(0.4), "once": ratio(3.5)},
+                    "a peer": {},
+                },
+                "memory": {Frequentist.name: 50.0},
+                "failures": {"a peer": "it | is gone"},
+            },
+            "growth": {
+                "ratios": {Frequentist.name: growth, LocalDraws.name: growth, WeightDraws.name: steps}
+                | {Moments.name: draws},
+                "failures": {},
+            },
+        },
+    }
+
+
+def test_the_table_shows_medians_with_quartiles_and_why_a_system_failed(results) -> None:
+    lines = network("lenet5", results["stages"]["lenet5"]).splitlines()
+    assert "| system | version | training step, batch 128 | 128 images, 10 draws | peak memory |" in lines
+    assert "| frequentist twin | 2.13.0 | 1 (10 ms) | 1 (10 ms) | 1.00 (50 MB) |" in lines
+    assert "| dubito moments | 0.1.0 | – | 0.40 [0.30, 0.50] | – |" in lines  # noqa: RUF001
+    assert "| a peer | – | failed: it / is gone | – | – |" in lines  # noqa: RUF001
+    assert any("costs 3.50 [3.40, 3.60] passes" in line for line in lines)
+
+
+def test_the_page_holds_every_table_and_the_figure(results) -> None:
+    text = page(results)
+    assert tables(results) in text
+    assert all(f"| {axis} | twin |" in text for axis in AXES)
+    assert "aaaaaaaaaaaa with changes" in text
+    assert "mean nothing" not in text
+    assert "mean nothing" in tables({**results, "quick": True})
+    assert growth_figure(results["stages"]["growth"]).startswith(b"\x89PNG")
+    assert cell(None) == "–"  # noqa: RUF001
+
+
+def test_installing_reads_names_and_keeps_the_reason_of_a_failure() -> None:
+    assert requirements("# a comment\n\nblitz==1 # another\ntorchbnn==2\n") == ["blitz==1", "torchbnn==2"]
+    assert reason("WARNING: w\nERROR: No matching distribution\nERROR: later") == "No matching distribution"
+    assert reason("") == "pip said nothing"
