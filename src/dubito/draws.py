@@ -8,8 +8,9 @@
 - ``stacked``, for few images: as many copies of the images as there are draws make one large batch, in which ``local``
   draws every output element by itself. Layers that see the images themselves convolve them once for all draws.
 
-``weights`` draws from the exact posterior; ``local``, in ``loop`` and ``stacked``, treats the positions of a convolution
-as independent and so finds less epistemic uncertainty: to compare images with each other, predict them by one route.
+``weights`` draws from the exact posterior; ``local``, in ``loop`` and ``stacked``, treats the positions of a
+convolution as independent and so finds less epistemic uncertainty: to compare images with each other, predict them by
+one route.
 """
 
 from __future__ import annotations
