@@ -34,7 +34,7 @@ def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     >>> layer = dubito.BayesLinear(1, 1, bias=False, initial_std=1.0)
     >>> _ = nn.init.constant_(layer.weight_mean, 2.0)
     >>> kl_divergence(layer)                    # (2^2 + 1^2 - 1) / 2 - log 1
-    tensor(2., grad_fn=<SumBackward0>)
+    tensor(2., grad_fn=<AddBackward0>)
     """
     if samples is not None and samples < 1:
         raise OptionError(f"samples is {samples}, but must be at least 1, or None for the closed form.")

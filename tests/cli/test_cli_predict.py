@@ -50,7 +50,9 @@ def test_files_are_predicted_as_the_library_does_it(dubito, trained: Path, pictu
     data = Run.open(trained).data
     inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), data.mean, data.std)
     torch.set_flush_denormal(True)
-    expected = package.predict(package.load(trained), inputs, 7, generator=torch.Generator().manual_seed(3))
+    expected = package.predict(
+        package.load(trained), inputs, 7, generator=torch.Generator().manual_seed(3), route="weights"
+    )
     assert [row["label"] for row in rows] == [str(label) for label in expected.label.tolist()]
     for name in COLUMNS[2:7]:
         assert [row[name] for row in rows] == pytest.approx(getattr(expected, name).tolist(), rel=1e-6, abs=1e-9)
