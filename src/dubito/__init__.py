@@ -13,9 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dubito import data, models, training
-    from dubito.convert import to_bayesian
+    from dubito.convert import to_bayesian, to_deterministic
     from dubito.divergence import kl_divergence
     from dubito.elbo import ELBO, FreeEnergy, KLSchedule
+    from dubito.ensembles import Ensemble, ensemble, mc_dropout
     from dubito.errors import DubitoError
     from dubito.estimators import estimator
     from dubito.head import attach_head, log_softplus_normalize, softplus_normalize
@@ -29,15 +30,19 @@ if TYPE_CHECKING:
         BayesLayer,
         BayesLinear,
     )
+    from dubito.logits import Logits
+    from dubito.model_summary import Summary, summary
     from dubito.prediction import predict
+    from dubito.pruning import prune
     from dubito.training.run import load
     from dubito.uncertainty import Prediction, decompose, decompose_logits
 
 # Names are imported when first used, so that the command line can print its help without waiting for torch.
 _HOMES = {
-    "convert": ["to_bayesian"],
+    "convert": ["to_bayesian", "to_deterministic"],
     "divergence": ["kl_divergence"],
     "elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
+    "ensembles": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
     "head": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
@@ -51,7 +56,10 @@ _HOMES = {
         "BayesLayer",
         "BayesLinear",
     ],
+    "logits": ["Logits"],
+    "model_summary": ["Summary", "summary"],
     "prediction": ["predict"],
+    "pruning": ["prune"],
     "training.run": ["load"],
     "uncertainty": ["Prediction", "decompose", "decompose_logits"],
 }
@@ -69,21 +77,29 @@ __all__ = [
     "BayesLayer",
     "BayesLinear",
     "DubitoError",
+    "Ensemble",
     "FreeEnergy",
     "KLSchedule",
+    "Logits",
     "Prediction",
+    "Summary",
     "attach_head",
     "data",
     "decompose",
     "decompose_logits",
+    "ensemble",
     "estimator",
     "kl_divergence",
     "load",
     "log_softplus_normalize",
+    "mc_dropout",
     "models",
     "predict",
+    "prune",
     "softplus_normalize",
+    "summary",
     "to_bayesian",
+    "to_deterministic",
     "training",
 ]
 

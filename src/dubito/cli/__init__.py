@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dubito import __version__
-from dubito.cli import compare, data, evaluate, models, predict, report, train
+from dubito.cli import bench, compare, data, evaluate, export, models, predict, prune, report, reproduce, serve, train
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
 
@@ -58,6 +58,11 @@ app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command("prune", epilog=prune.EXAMPLES)(prune.prune)
+app.command("export", epilog=export.EXAMPLES)(export.export)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.add_typer(data.app, name="data", epilog=data.EXAMPLES)
 app.command("models", epilog=models.EXAMPLES)(models.models)
 

@@ -103,7 +103,7 @@ def _of_dataset(name: str, channels: int) -> Iterator[Image]:
 
 
 class Reader:
-    """Reads images into normalised batches, and remembers which could not be read and why."""
+    """Reads images into batches, and remembers which could not be read and why."""
 
     def __init__(self, images: Sequence[Image], data: DataDescription) -> None:
         self.images = images
@@ -111,16 +111,21 @@ class Reader:
         self.errors: dict[int, str] = {}
 
     def batches(self, size: int, advance: Callable[[int], None] = lambda count: None) -> Iterator[Tensor]:
-        """Batches of at most `size` images; no more than one of them is in memory."""
-        import torch
-
+        """Normalised batches of at most `size` images; no more than one of them is in memory."""
         from dubito.data import normalize
+
+        for images in self.byte_batches(size, advance):
+            yield normalize(images, self.data.mean, self.data.std)
+
+    def byte_batches(self, size: int, advance: Callable[[int], None] = lambda count: None) -> Iterator[Tensor]:
+        """The same as they were read, (N, C, 32, 32) of bytes."""
+        import torch
 
         numbers = iter(range(len(self.images)))
         while chunk := list(islice(numbers, size)):
             read = [tensor for number in chunk if (tensor := self._read(number)) is not None]
             if read:
-                yield normalize(torch.stack(read), self.data.mean, self.data.std)
+                yield torch.stack(read)
             advance(len(chunk))
 
     def _read(self, number: int) -> Tensor | None:

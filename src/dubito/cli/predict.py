@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dubito.export import OnnxModel
     from dubito.uncertainty import Prediction
 
 __all__ = ["EXAMPLES", "SORTABLE", "predict"]
@@ -27,6 +29,7 @@ EXAMPLES = examples(
     "dubito predict runs/first photos/ --out predictions.csv",
     "dubito predict runs/first 'photos/**/*.png' --sort epistemic --top 20",
     "dubito predict runs/first digits --samples 100",
+    "dubito predict first.onnx photos/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
     "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets), and p_CLASS, the "
     "probability of each class.",
@@ -41,7 +44,15 @@ REASONS = 5
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    context: typer.Context,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder that dubito train made, or .onnx file that dubito export made.",
+            show_default=False,
+        ),
+    ],
     images: Annotated[
         list[str],
         typer.Argument(
@@ -80,14 +91,24 @@ def predict(
     require_choice("--sort", sort, (None, *SORTABLE))
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     write = writer(out) if out else None
-    from dubito.training.run import Run
+    if run.suffix.lower() == ".onnx" and not run.is_dir():
+        _refuse(
+            context, ("samples", "checkpoint", "device"), f"{run}, an exported network that runs as it is on the CPU"
+        )
+        from dubito.export import OnnxModel
 
-    opened = Run.open(run)
-    network = opened.load(checkpoint).to(choose_device(device))
-    reader = Reader(find_images(images, opened.data), opened.data)
+        exported = OnnxModel(run, seed)
+        data, predict_all = exported.description.data, partial(_predict_exported, exported)
+    else:
+        from dubito.training.run import Run
+
+        opened = Run.open(run)
+        network = opened.load(checkpoint).to(choose_device(device))
+        data, predict_all = opened.data, partial(_predict, network, samples, seed)
+    reader = Reader(find_images(images, data), data)
     with progress_bar("Predicting", len(reader.images)) as advance:
-        prediction = _predict(network, reader, samples, batch_size, seed, advance)
-    table = _sorted(_table(reader, prediction, opened.data.class_names), sort)
+        prediction = predict_all(reader, batch_size, advance)
+    table = _sorted(_table(reader, prediction, data.class_names), sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
     if prediction is not None:
@@ -115,7 +136,22 @@ def choose_device(name: str) -> torch.device:
         raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
 
 
-def _predict(network: Any, reader: Reader, samples: int, batch_size: int, seed: int, advance: Any) -> Prediction | None:
+def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
+    """An error for options that were given although they make no sense for `what`."""
+    for name in options:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"--{name} makes no sense for {what}; leave it out.")
+
+
+def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance: Any) -> Prediction | None:
+    from dubito.uncertainty import Prediction
+
+    parts = [model.predict(images) for images in reader.byte_batches(batch_size, advance)]
+    return Prediction.cat(parts) if parts else None
+
+
+def _predict(network: Any, samples: int, seed: int, reader: Reader, batch_size: int, advance: Any) -> Prediction | None:
     """The prediction of every image that can be read; None if there is none."""
     import torch
 

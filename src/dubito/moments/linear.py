@@ -56,7 +56,9 @@ def _convolution(
     work = weight.expected.numel() * positions
     # not of the way that is chosen next, so that how far covariances are followed does not depend on the batch
     cost = x.expected[0].numel() * channels * positions if window.is_dense else work
-    if not window.is_dense or len(x.expected) < 16:  # for a few images the matrix is not worth making
+    images = x.expected.shape[0]
+    # For a few images the matrix is not worth making; a graph for any number of them makes it once and for all.
+    if not window.is_dense or (isinstance(images, int) and images < 16):
 
         def convolve(value: Tensor, by: Tensor, offset: Tensor | None) -> Tensor:
             return function(value, by, offset, stride, padding, dilation, groups)

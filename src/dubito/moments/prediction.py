@@ -42,7 +42,7 @@ from dubito.moments.value import RULES, Moments, UnsupportedError
 from dubito.softplus import at_least_single
 from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
 
-__all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments"]
+__all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments", "split_outputs"]
 
 POINTS = 64
 """How many Gaussian logits stand for their distribution, unless asked."""
@@ -87,7 +87,11 @@ def predict_moments(
     moments = logit_moments(model, batch, propagate, logits=sys.maxsize if kendall_gal else LOGITS)
     if not _tracing() and not bool(moments.mean.isfinite().all()):
         raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
-    outputs = moments.points(samples)
+    return split_outputs(head, moments.points(samples), covariance)
+
+
+def split_outputs(head: ClassificationHead, outputs: Tensor, covariance: bool = False) -> Prediction:
+    """The prediction from outputs (T, N, K) of the network that stand for their distribution."""
     if isinstance(head, KendallGalHead):
         return _predict_kendall_gal(head, outputs, covariance)
     split = Decomposition(covariance)
@@ -175,7 +179,7 @@ def logit_moments(
             "method='sample', or wrap the model in one that returns them."
         )
     outputs = outputs.current()
-    if outputs.expected.dim() != 2 or len(outputs.expected) != len(batch):
+    if outputs.expected.dim() != 2 or outputs.expected.shape[0] != batch.shape[0]:
         raise ShapeError(
             f"The model made outputs of shape {tuple(outputs.expected.shape)} from inputs of shape "
             f"{tuple(batch.shape)}, but method='moments' needs logits of shape (N, C): use method='sample'."

@@ -1,0 +1,86 @@
+"""`dubito export`: a run's network as one file that other programs can run, uncertainties included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.predict import require_choice
+from dubito.cli.rows import require_writable
+from dubito.cli.terminal import examples, size
+from dubito.errors import DubitoError, OptionError
+
+__all__ = ["EXAMPLES", "export"]
+
+EXAMPLES = examples(
+    "dubito export runs/mnist --out mnist.onnx",
+    "dubito export runs/mnist --what draws --samples 20 --out mnist-draws.onnx",
+    "dubito export runs/mnist --format torch --out mnist.pt2",
+    "dubito predict mnist.onnx photos/",
+    note="The file takes images as bytes (N, C, 32, 32), normalises them itself, and gives probabilities, aleatoric "
+    "and epistemic uncertainty, entropy and mutual information. Class names travel in it.",
+)
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The file to write. [dim]\\[default: RUN.onnx or RUN.pt2][/dim]", show_default=False
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(metavar="NAME", help="onnx, or torch (torch.export's .pt2).")] = "onnx",
+    what: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="moments (one deterministic pass), draws (random numbers inside the graph) or mean (no epistemic "
+            "uncertainty). [dim]\\[default: moments; dropout: draws; frequentist: mean][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Draws in the graph, with --what draws. [dim]\\[default: 10][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+    ] = "best",
+    debug: Debug = False,
+) -> None:
+    """Write a network as one ONNX or PyTorch file that needs no dubito."""
+    from rich.console import Console
+
+    require_choice("--format", format, tuple(SUFFIXES))
+    require_choice("--what", what, (None, "moments", "draws", "mean"))
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
+    file = out or Path(f"{run if run.name else run.resolve()}{SUFFIXES[format]}")
+    if file.suffix.lower() != SUFFIXES[format]:
+        raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
+    if file.is_dir():
+        raise OptionError(f"--out is {file}, which is a folder, but must be a file.")
+    require_writable(file)
+    from dubito.export import export as exported
+    from dubito.training.run import Run, write_atomically
+
+    opened = Run.open(run)
+    network = opened.load(checkpoint)
+    if samples is not None and (what or ("draws" if network.draws_dropout else "")) != "draws":
+        raise OptionError(f"--samples is {samples}, but only draws are counted; add --what draws.")
+    with Console(stderr=True).status("Exporting, which may take a minute ..."):
+        content = exported(network, opened.data, format, what, samples or 10)
+    try:
+        write_atomically(file, content)
+    except OSError as error:  # which would name the temporary file
+        raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
+    typer.echo(f"Wrote {file} ({size(len(content))}).")

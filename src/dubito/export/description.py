@@ -1,0 +1,102 @@
+"""What an exported file says of itself: JSON, checked when it is read, for anybody may have written it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from typing import Any
+
+from dubito import __version__
+from dubito.data import IMAGE_SIZE
+from dubito.errors import DataError
+from dubito.head import HEADS
+from dubito.training.run import DataDescription
+
+__all__ = ["KEY", "Description", "What"]
+
+KEY = "dubito"
+"""The name of the JSON in an ONNX file's metadata; in a .pt2 it is the file KEY.json."""
+FORMAT = 1
+
+
+class What(str, Enum):
+    """What of a network is exported."""
+
+    MOMENTS = "moments"
+    DRAWS = "draws"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What travels in an exported file.
+
+    Attributes:
+        what: ``moments``, ``draws`` or ``mean``.
+        head: how outputs became probabilities; the graph does it.
+        data: class names, and how an image file is to be read; the graph normalises.
+        samples: draws in the graph, with ``draws``.
+        size: images are (N, channels, size, size) of bytes.
+        version: of dubito.
+    """
+
+    what: What
+    head: str
+    data: DataDescription
+    samples: int | None = None
+    size: int = IMAGE_SIZE
+    version: str = __version__
+
+    def to_json(self) -> str:
+        """The text that goes into the file."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Description:
+        """The description that a file holds; a DataError says what is wrong with it."""
+        try:
+            content = json.loads(text)
+            if content["format"] != FORMAT:
+                raise DataError(
+                    f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
+                )
+            data = {field.name: content["data"][field.name] for field in fields(DataDescription)}
+            data.update({name: tuple(data[name]) for name in ("class_names", "mean", "std")})
+            own = {field.name: content[field.name] for field in fields(cls)}
+            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription(**data)})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, DataError):
+                raise
+            reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+            raise DataError(f"its description is damaged ({reason})") from None
+        wrong = description.mistake()
+        if wrong:
+            raise DataError(f"its description is damaged ({wrong} makes no sense)")
+        return description
+
+    def mistake(self) -> str | None:
+        """What makes no sense here, None if all does."""
+        data = self.data
+        texts = (self.head, self.version, data.name, *data.class_names)
+        sound: dict[str, bool] = {
+            "texts": all(isinstance(text, str) for text in texts),
+            "head": isinstance(self.head, str) and self.head in HEADS,
+            "samples": self.samples is None or _is_count(self.samples),
+            "size": self.size == IMAGE_SIZE,
+            "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
+            "channels": data.channels in (1, 3) and _is_count(data.channels),
+            "padding": data.padding == 0 or (_is_count(data.padding) and 2 * data.padding < IMAGE_SIZE),
+            "mean": _are_finite(data.mean, data.channels),
+            "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
+        }
+        return next((name for name, holds in sound.items() if not holds), None)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_finite(values: tuple[Any, ...], count: int) -> bool:
+    return len(values) == count and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)

@@ -1,0 +1,182 @@
+"""The two formats: ONNX, and torch's own exported programs. Both are made from one graph, for any number of images."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import DubitoError, OptionError, RunError, choose
+from dubito.export.description import KEY, Description, What
+from dubito.export.graph import OUTPUTS, PredictionGraph, make_graph
+from dubito.export.onnx_model import OnnxModel
+from dubito.training.run import DataDescription
+
+__all__ = ["Format", "export"]
+
+TOLERANCE = 1e-4
+"""By how much the numbers of a file may differ from the network's."""
+
+
+class Format(str, Enum):
+    """What kind of file is made."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+
+
+def export(
+    network: nn.Module,
+    data: DataDescription,
+    format: str | Format = "onnx",
+    what: str | What | None = None,
+    samples: int = 10,
+) -> bytes:
+    """The content of a file that predicts as the network does, without dubito.
+
+    Args:
+        network: a classifier of images (C, 32, 32) with a head of its own.
+        data: class names, and how images are read and normalised; a run has it as ``run.data``.
+        format: ``onnx``, or ``torch`` for what `torch.export.load` reads.
+        what: ``moments``, ``draws`` or ``mean``; None for moments of a Bayesian network, draws of MC dropout, and the
+            mean of a point estimate.
+        samples: draws in the graph, with ``draws``.
+    """
+    kind = choose(Format, format, "format")
+    graph = make_graph(network, data, what, samples)
+    description = Description(graph.what, graph.head.name, data, graph.samples)
+    wrong = description.mistake()
+    if wrong:
+        raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")
+    return (_to_onnx if kind is Format.ONNX else _to_torch)(graph, description)
+
+
+def _to_torch(graph: PredictionGraph, description: Description) -> bytes:
+    """An ExportedProgram, as `torch.export.save` writes it, with the description as a file of it."""
+    file = io.BytesIO()
+    torch.export.save(_program(graph, description), file, extra_files={f"{KEY}.json": description.to_json()})
+    return file.getvalue()
+
+
+def _to_onnx(graph: PredictionGraph, description: Description) -> bytes:
+    """An ONNX model that holds all its weights, checked against the network where it is deterministic."""
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise DubitoError(f"ONNX needs {error.name}, which is missing: pip install 'dubito[onnx]'.") from None
+    program = _program(graph, description)
+    with _explained(graph, "ONNX"), _quiet():
+        made = torch.onnx.export(
+            program, dynamo=True, input_names=["images"], output_names=list(OUTPUTS), verbose=False
+        )
+    assert made is not None
+    model: Any = made.model_proto
+    _tidy(model)
+    model.metadata_props.add(key=KEY, value=description.to_json())
+    onnx.checker.check_model(model, full_check=True)
+    content: bytes = model.SerializeToString()
+    _require_same(graph, OnnxModel(content), description)
+    return content
+
+
+def _program(graph: PredictionGraph, description: Description) -> torch.export.ExportedProgram:
+    images = _images(description, 2)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _explained(graph, "a graph"):
+        graph(images)  # an error of the network itself is plainer here
+        any_number = {0: torch.export.Dim("batch", min=1)}
+        program = torch.export.export(graph, (images,), dynamic_shapes=(any_number,), strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+def _images(description: Description, count: int) -> Tensor:
+    shape = (count, description.data.channels, description.size, description.size)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def _tidy(model: Any) -> None:
+    """Leave out what only says where in the source an operation came from, and call the batch by its name."""
+    del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
+    model.producer_name, model.producer_version = KEY, ""
+    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        del part.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def _require_same(graph: PredictionGraph, model: OnnxModel, description: Description) -> None:
+    for count in (1, 3):
+        images = _images(description, count)
+        found = model.predict(images)
+        if graph.what is What.DRAWS:
+            continue  # that it runs is all that can be asked
+        with torch.no_grad():
+            expected = dict(zip(OUTPUTS.values(), graph(images), strict=True))
+        for name, tensor in expected.items():
+            worst = float((getattr(found, name) - tensor).abs().max())
+            if not worst <= TOLERANCE:
+                raise RunError(
+                    f"The ONNX model was not written: its {name} differs from the network's by {worst:.2g}, more than "
+                    f"{TOLERANCE:g}; try format='torch'."
+                )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of operators that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _explained(graph: PredictionGraph, goal: str) -> Iterator[None]:
+    """An error inside names the module that cannot be exported, and its place in the network."""
+    try:
+        yield
+    except DubitoError as error:
+        text = str(error).replace("method='moments'", "what='moments'").replace("method='sample'", "what='draws'")
+        raise type(error)(text) from error
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
+        raise OptionError(f"{_place(graph, error)} cannot become {goal}: {reason}.") from error
+
+
+def _place(graph: PredictionGraph, error: BaseException) -> str:
+    """The innermost module of the network that was running, or whose operation was being translated."""
+    names = {id(module): name for name, module in graph.network.named_modules()}
+    found = ("", type(graph.network).__name__)
+    for frame in _frames(error):
+        running, node = frame.f_locals.get("self"), frame.f_locals.get("node")
+        if isinstance(running, nn.Module) and id(running) in names:
+            found = (names[id(running)], type(running).__name__)
+        elif isinstance(node, torch.fx.Node):
+            for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+                if path.startswith("network."):
+                    found = (path.removeprefix("network."), str(getattr(kind, "__name__", kind)).rpartition(".")[2])
+    return f"{found[0]!r} ({found[1]})" if found[0] else f"The network ({found[1]})"
+
+
+def _frames(error: BaseException | None) -> Iterator[Any]:
+    """The frames of an error's traceback, after those of the errors that led to it."""
+    if error is None:
+        return
+    yield from _frames(error.__cause__ or error.__context__)
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
