@@ -154,9 +154,10 @@ def test_the_matrix_of_a_convolution_and_its_transpose(window):
     expected = F.conv2d(x, weight, None, window.stride, window.padding)
     assert tuple(expected.shape[2:]) == window.output
     matrix = window.unroll(weight)
-    torch.testing.assert_close((x.flatten(1) @ matrix.T).view_as(expected), expected)
+    torch.testing.assert_close((x.movedim(1, -1).flatten(1) @ matrix.T).view_as(expected), expected)
     rows = randn(2, 3, 4, *window.output, seed=2)
-    torch.testing.assert_close(window.transpose(rows, weight).flatten(2), rows.flatten(2) @ matrix)
+    back = window.transpose(rows, weight).movedim(2, -1).flatten(2)
+    torch.testing.assert_close(back, rows.flatten(2) @ matrix)
 
 
 @pytest.mark.parametrize(("std", "share"), [(1e-3, 1e-4), (0.3, 1e-4), (1.0, 3e-4), (3.0, 5e-3), (10.0, 0.012)])

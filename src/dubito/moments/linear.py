@@ -68,10 +68,11 @@ def _convolution(
 
     def multiply(value: Tensor, by: Tensor, offset: Tensor | None) -> Tensor:
         wide = None if offset is None else offset.repeat_interleave(positions)
-        return F.linear(value.flatten(1), by, wide).unflatten(1, (channels, *shape))
+        return F.linear(value.movedim(1, -1).flatten(1), by, wide).unflatten(1, (channels, *shape))
 
     def pull(jacobian: Tensor) -> Tensor:
-        return (jacobian.flatten(2) @ dense.expected).unflatten(2, x.expected.shape[1:])
+        back = (jacobian.flatten(2) @ dense.expected).unflatten(2, (*source, x.expected.shape[1]))
+        return back.movedim(-1, 2)
 
     return _mapped(x, dense, bias, multiply, pull, work, cost)
 
@@ -135,19 +136,24 @@ class Window:
         return math.prod(self.input) <= math.prod(self.kernel) and self.groups == 1 and set(self.dilation) == {1}
 
     def unroll(self, weight: Tensor) -> Tensor:
-        """The matrix (out_channels * positions, in_channels * positions) of this convolution."""
-        blocks = []
-        for position in itertools.product(*map(range, self.output)):
-            block, amounts = weight, []
-            for axis, index in enumerate(position):
-                start = index * self.stride[axis] - self.padding[axis]
-                low = min(max(0, -start), self.kernel[axis])
-                high = max(low, min(self.kernel[axis], self.input[axis] - start))
-                block = block.narrow(2 + axis, low, high - low)
-                before = min(max(0, start), self.input[axis])
-                amounts.append((before, self.input[axis] - before - (high - low)))
-            blocks.append(F.pad(block, [amount for pair in reversed(amounts) for amount in pair]))
-        return torch.stack(blocks, 1).reshape(weight.shape[0] * len(blocks), -1)
+        """The matrix (out_channels * positions, positions * in_channels) of this convolution."""
+        places = itertools.product(
+            itertools.product(*map(range, self.output)), itertools.product(*map(range, self.input))
+        )
+        cells = torch.tensor([self._cell(*place) for place in places], device=weight.device)
+        # Rows of channels are copied whole; one more cell of zeros stands for what the kernel does not reach.
+        rows = F.pad(weight.flatten(2).mT, (0, 0, 0, 1))
+        return rows.index_select(1, cells).view(weight.shape[0] * math.prod(self.output), -1)
+
+    def _cell(self, output: tuple[int, ...], source: tuple[int, ...]) -> int:
+        """Which cell of the kernel leads from a position of the input to one of the output."""
+        cell = 0
+        for axis, size in enumerate(self.kernel):
+            offset = source[axis] - output[axis] * self.stride[axis] + self.padding[axis]
+            if not 0 <= offset < size:
+                return math.prod(self.kernel)
+            cell = cell * size + offset
+        return cell
 
     def transpose(self, jacobian: Tensor, weight: Tensor) -> Tensor:
         """Rows (B, R, C, ...) at the output, taken to the input."""
