@@ -7,6 +7,7 @@ far as the library has it. The KL term is the library's own function, whatever i
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -54,9 +55,9 @@ def convolution_options(layer: nn.Conv2d) -> dict[str, Any]:
 class Peer(System):
     """A system whose loss is the likelihood of one draw plus its own KL."""
 
+    @abstractmethod
     def kl(self) -> Tensor:
         """The library's KL term of the last forward pass."""
-        raise NotImplementedError
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         return self.nll(images, labels) + self.kl() / NUM_DATA

@@ -9,8 +9,6 @@ import base64
 import io
 import itertools
 import json
-import os
-import shutil
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,41 +17,10 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tests.browser import browsing, color, prefer, screen
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
-)
 SEVEN = ((-0.25, -0.3), (0.25, -0.32), (0.02, 0.0), (-0.05, 0.3))
 """A seven, in sides of the pad from its middle."""
-
-
-def missing(what: str) -> None:
-    """Skip, or fail where nothing may be missing."""
-    reason = f"{what} is missing: apt-get install chromium chromium-driver, pip install -e '.[dev]'"
-    if os.environ.get("CI", "").lower() == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def browsing(profile: Path) -> Iterator[Any]:
-    """A browser with a profile of its own."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if not chromium or not driver:
-        missing("chromium" if not chromium else "chromedriver")
-    try:
-        from selenium import webdriver
-    except ImportError:
-        missing("selenium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +45,6 @@ def enter(browser: Any, url: str) -> None:
     for kind in ("browser", "performance"):
         browser.get_log(kind)  # empties it
     browser.get(f"{url}/")
-
-
-def screen(browser: Any, width: int, height: int = 900) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def prefer(browser: Any, theme: str) -> None:
-    feature = {"name": "prefers-color-scheme", "value": theme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-
-def color(browser: Any, element: str = "body", name: str = "backgroundColor") -> str:
-    return browser.execute_script(f"return getComputedStyle(document.querySelector('{element}')).{name}")
 
 
 def shine(css: str) -> int:
