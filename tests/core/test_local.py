@@ -1,12 +1,10 @@
-"""The hand-written local reparameterisation, its noise and the kept posteriors, against plain formulas."""
+"""The hand-written local reparameterisation and the kept posteriors, against plain formulas."""
 
 import copy
-import math
 
 import pytest
 import torch
 from layer_zoo import KINDS, make_input, make_layer, randomize
-from scipy import stats
 from torch import nn
 
 import dubito
@@ -15,7 +13,6 @@ from dubito.estimators import Local
 from dubito.layers import posteriors_kept
 from dubito.linear_maps import Convolution
 from dubito.local import local_reparameterization
-from dubito.noise import SMALLEST, standard_normal_like
 from dubito.posterior import KeptPosterior, Parameterization, Posterior, keep
 from dubito.softplus import Softplus
 
@@ -133,41 +130,6 @@ def test_no_gradient_no_graph():
     layer = make_layer("Linear")
     with torch.no_grad():
         assert not layer(make_input("Linear")).requires_grad
-
-
-@pytest.mark.parametrize("count", [SMALLEST - 1, SMALLEST, SMALLEST + 1])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_noise_is_standard_normal_and_independent(count, threads):
-    """A Kolmogorov-Smirnov test, and correlations between neighbours and between the two halves in standard errors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        torch.manual_seed(0)
-        noise = standard_normal_like(torch.empty(count, dtype=torch.float64))
-    finally:
-        torch.set_num_threads(before)
-    assert stats.kstest(noise.numpy(), "norm").pvalue > 0.01
-    half = count // 2
-    error = 1 / math.sqrt(half)
-    assert abs((noise[:half] * noise[half : 2 * half]).mean().item()) < 4 * error
-    assert abs((noise[:half] * noise[1 : half + 1]).mean().item()) < 4 * error
-
-
-def test_noise_depends_on_the_seed_and_not_on_the_threads():
-    before = torch.get_num_threads()
-    like = torch.empty(3 * SMALLEST)
-    drawn = []
-    try:
-        for threads, seed in ((1, 0), (2, 0), (2, 1)):
-            torch.set_num_threads(threads)
-            torch.manual_seed(seed)
-            drawn.append(standard_normal_like(like))
-        following = standard_normal_like(like)
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[1], drawn[2])
-    assert not torch.equal(drawn[2], following)
 
 
 def rhos() -> list[torch.Tensor]:
