@@ -16,18 +16,20 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.document import page, tables
+from benchmarks.peers.document import column, page, tables
 from benchmarks.peers.install import failures
 from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dubito.benchmark import compare, open_workers
+from dubito.benchmark import Work, Worker, compare, open_workers
+from dubito.benchmark.workers import WorkerError
 from dubito.errors import DubitoError
 from dubito.training.run import commit, write_atomically
 
@@ -50,6 +52,7 @@ def main() -> int:
     describe(plan, console)
     if given.plan:
         return 0
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the workers' profiler writes lines into the progress bar
     out = given.out or (Path(sys.prefix) / "quick" if given.quick else ROOT)
     try:
         results = run(plan, given.threads, console)
@@ -72,7 +75,8 @@ def describe(plan: list[Stage], console: Console) -> None:
     console.print(f"About {total / 60:.0f} minutes on an otherwise quiet machine:")
     for stage in plan:
         measures = f"{len(stage.measures)} measures of {len(stage.systems)} systems"
-        console.print(f"  {stage.name:8} {measures:30} {stage.seconds / 60:4.1f} min")
+        measures += f", {len(stage.profiles)} profiles" if stage.profiles else ""
+        console.print(f"  {stage.name:8} {measures:38} {stage.seconds / 60:4.1f} min")
     load = os.getloadavg()[0]
     if load > 0.5:
         console.print(f"Something else is running here (load {load:.1f}): ratios will be unsteady.", style="yellow")
@@ -101,13 +105,21 @@ def progress(bar: Progress, task: TaskID, done: float, seconds: float, share: fl
 def measure(stage: Stage, threads: int, advance: Callable[[float], None]) -> dict[str, Any]:
     with open_workers(stage.systems, threads) as workers:
         found = compare(workers, stage.measures, memory=stage.memory, advance=advance)
+        profiles = {column(kind.name, work): profiled(workers[kind.name], work) for kind, work in stage.profiles}
     missing = failures()
     for kind in stage.systems:
         if kind.name in found.failures and kind.package in missing:
             found.failures[kind.name] = f"it cannot be installed: {missing[kind.package]}"
     works = {measure.name: measure.work for measure in stage.measures}
     sizes = {"batch": works["step"].batch, "samples": works["predict"].samples} if "step" in works else {}
-    return {**sizes, **found.to_json()}
+    return {**sizes, **found.to_json(), **({"profile": profiles} if profiles else {})}
+
+
+def profiled(worker: Worker, work: Work) -> dict[str, Any]:
+    try:
+        return asdict(worker.profile(work))
+    except WorkerError as error:
+        return {"failure": str(error)}
 
 
 def environment(threads: int) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dubito.benchmark.systems import Frequentist, LocalDraws, Moments, WeightDraws
+from dubito.benchmark import Work
+from dubito.benchmark.profile import Group
+from dubito.benchmark.systems import Frequentist, LocalDraws, Moments, OneWeightDraw, WeightDraws
+from dubito.benchmark.work import Task
 
 TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 NOTHING = "–"  # noqa: RUF001
@@ -28,17 +31,34 @@ positions, with a batch of {batch}; one of these numbers changes at a time. The 
 against as many passes of the twin, the others are training steps.
 """
 
+ALIKE = f"""
+Peers that draw the weights draw them once for the whole batch, as `{OneWeightDraw.name}` does; `{WeightDraws.name}`
+draws them for each quarter of it, in two pairs.
+"""
+
+PROFILE = """Milliseconds of one execution, by torch's profiler; an operator counts without the time of those it calls.
+*Convolutions and matrix products* are those of the forward and the backward pass, with all that happens inside them;
+*noise* is making random numbers; *weights* is the other work on tensors as large as a parameter (standard deviations,
+drawn weights, sums of gradients, KL), *optimiser* fused Adam, *activations* the work on all other tensors (softplus,
+pooling, squares, roots, copies); *the rest* is views of tensors, memory, autograd's bookkeeping and the Python between
+operators. The groups add up to the time of a profiled execution, which holds the profiler's own work too, some
+microseconds for each operator; what an execution takes without the profiler is in the last row.
+"""
+
 
 def page(results: dict[str, Any]) -> str:
     """docs/benchmark.md."""
-    return f"{INTRODUCTION}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
+    alike = any(OneWeightDraw.name in stage["ratios"] for stage in results["stages"].values())
+    return f"{INTRODUCTION}{ALIKE if alike else ''}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
 
 
 def tables(results: dict[str, Any]) -> str:
     """results/benchmark.md: everything that was measured."""
     parts = [machine(results["environment"], results.get("quick", False))]
-    for name, stage in results["stages"].items():
-        parts.append(growth(stage, results["growth_batch"]) if name == "growth" else network(name, stage))
+    stages = results["stages"]
+    parts += [network(name, stage) for name, stage in stages.items() if name != "growth"]
+    parts += [profile(name, stage) for name, stage in stages.items() if "profile" in stage]
+    parts.append(growth(stages["growth"], results["growth_batch"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,6 +100,27 @@ def network(name: str, stage: dict[str, Any]) -> str:
         lines += ["", f"A prediction by moments costs {spread(once)} passes of the twin, whatever the number of draws."]
     if "single" in columns:
         lines += ["", "One image by 100 draws is compared with one pass of the twin on 100 images."]
+    return "\n".join(lines)
+
+
+def column(system: str, work: Work) -> str:
+    """The name of a profile."""
+    return f"{system}, {'step' if work.task is Task.STEP else f'{work.samples} draws'}"
+
+
+def profile(name: str, stage: dict[str, Any]) -> str:
+    """Where the time of one network goes."""
+    found = stage["profile"].values()
+    heads = [f"{TITLES.get(name, name)}, batch {stage['batch']}", *stage["profile"]]
+    lines = ["## Where the time goes", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    rows = {group.value: [by["groups"][group.value] if "groups" in by else None for by in found] for group in Group}
+    rows["together, with the profiler"] = [sum(by["groups"].values()) if "groups" in by else None for by in found]
+    rows["without the profiler"] = [by.get("wall") for by in found]
+    for row, times in rows.items():
+        lines.append(f"| {row} | {' | '.join(NOTHING if time is None else f'{time:.1f}' for time in times)} |")
+    lines += ["", PROFILE.rstrip()]
+    for title, by in stage["profile"].items():
+        lines += ["", f"{title} failed: {by['failure']}"] if "failure" in by else []
     return "\n".join(lines)
 
 

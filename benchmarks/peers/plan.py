@@ -17,6 +17,8 @@ AXES: dict[str, tuple[int, ...]] = {
     "depth": (1, 2, 4, 8, 16),
 }
 GROWTH_BATCH = 64
+PROFILE = 5.0
+"""Seconds that a profile takes, about."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,12 @@ class Stage:
     measures: tuple[Measure, ...]
     start: float
     memory: Work | None = None
+    profiles: tuple[tuple[type[System], Work], ...] = ()
 
     @property
     def seconds(self) -> float:
         """How long it takes, about: `start` until all processes have imported torch and done their first work."""
-        return self.start + sum(measure.seconds for measure in self.measures)
+        return self.start + sum(measure.seconds for measure in self.measures) + PROFILE * len(self.profiles)
 
 
 def growth_work(axis: str, value: int) -> Work:
@@ -55,18 +58,31 @@ def growth(axes: dict[str, tuple[int, ...]], rounds: int, seconds: float) -> Sta
 
 
 def network_stage(
-    network: str, batch: int, rounds: int, seconds: float, start: float, *, samples: int = 10, single: bool = True
+    network: str,
+    batch: int,
+    rounds: int,
+    seconds: float,
+    start: float,
+    *,
+    samples: int = 10,
+    single: bool = True,
+    profiled: bool = False,
 ) -> Stage:
     measures = measures_of(network, batch, rounds, seconds, samples=samples, single=single)
-    return Stage(network, SYSTEMS, tuple(measures), start, memory=measures[0].work)
+    step, draws = measures[0].work, measures[1].work
+    profiles = (
+        *((kind, step) for kind in (Frequentist, LocalDraws, WeightDraws)),
+        *((kind, draws) for kind in (Frequentist, LocalDraws)),
+    )
+    return Stage(network, SYSTEMS, tuple(measures), start, memory=step, profiles=profiles if profiled else ())
 
 
 def full_plan() -> list[Stage]:
     """Everything; a quarter of an hour on two cores. VGG16's one image by 100 draws alone would take longer."""
     return [
-        network_stage("lenet5", 128, 25, 25, start=20),
-        network_stage("alexnet", 128, 15, 45, start=35),
-        network_stage("vgg16", 32, 7, 70, start=120, single=False),
+        network_stage("lenet5", 128, 25, 25, start=22),
+        network_stage("alexnet", 128, 15, 45, start=38, profiled=True),
+        network_stage("vgg16", 32, 7, 70, start=130, single=False),
         growth(AXES, 9, 6),
     ]
 
@@ -74,4 +90,4 @@ def full_plan() -> list[Stage]:
 def quick_plan() -> list[Stage]:
     """A little of everything, to see that it works; its figures mean nothing."""
     axes = {axis: values[:2] for axis, values in AXES.items()}
-    return [network_stage("lenet5", 8, 2, 5, start=20, samples=2), growth(axes, 2, 1)]
+    return [network_stage("lenet5", 8, 2, 5, start=20, samples=2, profiled=True), growth(axes, 2, 1)]

@@ -10,7 +10,7 @@ from benchmark_workers import ClockWorker, Exits, Missing, Raises, here
 import dubito
 from dubito.benchmark import OURS, Frequentist, Measure, PlainNetwork, Work, compare, measures_of, open_workers, ratios
 from dubito.benchmark.memory import forget_peak, peak
-from dubito.benchmark.systems import Flips, LocalDraws, Moments, WeightDraws
+from dubito.benchmark.systems import Flips, LocalDraws, Moments, OneWeightDraw, WeightDraws
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import WorkerError
 
@@ -74,7 +74,7 @@ def test_systems_do_only_what_they_can_and_are_asked_for() -> None:
     assert set(found.ratios[LocalDraws.name]) == {"step"}
 
 
-@pytest.mark.parametrize("kind", [Frequentist, LocalDraws, WeightDraws, Flips])
+@pytest.mark.parametrize("kind", [Frequentist, LocalDraws, WeightDraws, OneWeightDraw, Flips])
 def test_a_training_step_changes_every_parameter(kind) -> None:
     with here([kind], 1) as workers:
         worker = workers[kind.name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.peers.document import cell, network, page, tables
+from benchmarks.peers.document import cell, column, network, page, tables
 from benchmarks.peers.figure import growth_figure
 from benchmarks.peers.install import reason, requirements
 from benchmarks.peers.plan import AXES, full_plan, quick_plan
@@ -13,7 +13,8 @@ from torch.distributions import Normal, kl_divergence
 
 import dubito
 from dubito.benchmark import Frequentist, PlainNetwork, Work
-from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
+from dubito.benchmark.profile import Group
+from dubito.benchmark.systems import LocalDraws, Moments, OneWeightDraw, WeightDraws
 from dubito.benchmark.work import Task
 
 
@@ -47,6 +48,12 @@ def test_the_full_plan_fits_into_a_quarter_of_an_hour_and_measures_everything() 
     assert AXES["draws"][-1] == 100
     assert AXES["batch"][-1] == 256
     assert sum(stage.seconds for stage in quick_plan()) < 90
+    profiled = [column(kind.name, work) for kind, work in stages["alexnet"].profiles]
+    assert profiled == [
+        *(f"{name}, step" for name in (Frequentist.name, LocalDraws.name, WeightDraws.name)),
+        *(f"{name}, 10 draws" for name in (Frequentist.name, LocalDraws.name)),
+    ]
+    assert {work.batch for _, work in stages["alexnet"].profiles} == {128}
 
 
 def ratio(median: float) -> dict[str, float]:
@@ -105,6 +112,39 @@ def test_the_page_holds_every_table_and_the_figure(results) -> None:
     assert "mean nothing" in tables({**results, "quick": True})
     assert growth_figure(results["stages"]["growth"]).startswith(b"\x89PNG")
     assert cell(None) == "–"  # noqa: RUF001
+
+
+def test_the_page_says_where_the_time_goes_if_that_was_measured(results) -> None:
+    assert "Where the time goes" not in page(results)
+    times = {group.value: 1.25 * number for number, group in enumerate(Group)}
+    results["stages"]["lenet5"]["profile"] = {
+        "frequentist twin, step": {"groups": times, "wall": 12.34},
+        "dubito local, 10 draws": {"groups": {**times, "noise": 400.0}, "wall": 300.0},
+        "a peer, step": {"failure": "it is gone"},
+    }
+    text = page(results)
+    assert tables(results) in text
+    assert text.index("## LeNet-5") < text.index("## Where the time goes") < text.index("## How cost grows")
+    lines = text.splitlines()
+    start = lines.index("| LeNet-5, batch 128 | frequentist twin, step | dubito local, 10 draws | a peer, step |")
+    assert lines[start + 2 : start + 10] == [
+        "| convolutions and matrix products | 0.0 | 0.0 | – |",  # noqa: RUF001
+        "| noise | 1.2 | 400.0 | – |",  # noqa: RUF001
+        "| weights | 2.5 | 2.5 | – |",  # noqa: RUF001
+        "| optimiser | 3.8 | 3.8 | – |",  # noqa: RUF001
+        "| activations | 5.0 | 5.0 | – |",  # noqa: RUF001
+        "| the rest | 6.2 | 6.2 | – |",  # noqa: RUF001
+        "| together, with the profiler | 18.8 | 417.5 | – |",  # noqa: RUF001
+        "| without the profiler | 12.3 | 300.0 | – |",  # noqa: RUF001
+    ]
+    assert "a peer, step failed: it is gone" in lines
+
+
+def test_the_page_names_the_system_that_peers_compare_with_where_it_was_measured(results) -> None:
+    assert OneWeightDraw.name not in page(results)
+    results["stages"]["lenet5"]["ratios"][OneWeightDraw.name] = {}
+    results["stages"]["lenet5"]["versions"][OneWeightDraw.name] = "0.1.0"
+    assert f"as `{OneWeightDraw.name}` does" in page(results)
 
 
 def test_installing_reads_names_and_keeps_the_reason_of_a_failure() -> None:

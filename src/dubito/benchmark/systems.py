@@ -18,7 +18,17 @@ from dubito.estimators import Estimator, Flipout, Local, Weight
 from dubito.head import ClassificationHead, attach_head, categorical_log_likelihood, resolve_head
 from dubito.prediction import predict
 
-__all__ = ["NUM_DATA", "OURS", "Flips", "Frequentist", "LocalDraws", "Moments", "System", "WeightDraws"]
+__all__ = [
+    "NUM_DATA",
+    "OURS",
+    "Flips",
+    "Frequentist",
+    "LocalDraws",
+    "Moments",
+    "OneWeightDraw",
+    "System",
+    "WeightDraws",
+]
 
 NUM_DATA = 50_000
 """Training examples that KL is divided by."""
@@ -105,6 +115,13 @@ class WeightDraws(_Dubito):
     estimator = Weight(4, antithetic=True)
 
 
+class OneWeightDraw(_Dubito):
+    """One draw of the weights for the whole batch, as most peers make it."""
+
+    name = "dubito weight (1 draw)"
+    estimator = Weight()
+
+
 class Flips(_Dubito):
     """Flipout."""
 
@@ -120,5 +137,5 @@ class Moments(_Dubito):
     trains = False
 
 
-OURS: tuple[type[System], ...] = (LocalDraws, WeightDraws, Flips, Moments)
+OURS: tuple[type[System], ...] = (LocalDraws, WeightDraws, OneWeightDraw, Flips, Moments)
 """The systems of dubito."""

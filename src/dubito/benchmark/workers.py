@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dubito.benchmark.memory import forget_peak, peak
+from dubito.benchmark.profile import Profile, profile
 from dubito.benchmark.systems import Frequentist, System
 from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
@@ -64,6 +65,11 @@ class Worker:
     def memory(self, work: Work) -> float:
         """Megabytes that building and training needs at most, beyond what the process had; ask it first of all."""
         return float(self._ask("memory", work))
+
+    def profile(self, work: Work) -> Profile:
+        """Where the time of the work goes."""
+        found: Profile = self._ask("profile", work)
+        return found
 
     def forget(self) -> None:
         """Give back the memory of everything built so far."""
@@ -198,6 +204,10 @@ class _Workbench:
             action()
         self._actions[work] = action
         return peak() - before
+
+    def profile(self, work: Work) -> Profile:
+        self.prepare(work)
+        return profile(self._actions[work], self._systems[work.network].network)
 
     def forget(self) -> None:
         self._systems.clear()
