@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from dubito.autograd import runs_eagerly
 from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, Local, Mean, Weight, estimator
@@ -178,7 +179,11 @@ class _GivenWeights(Estimator):
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, w)."""
-        return layer.linear_map(x, *self.weights[id(layer)], *arguments)
+        weight, bias = self.weights[id(layer)]
+        if layer.is_batched(x) and runs_eagerly(x, weight, bias):
+            linear_map, x = layer.as_linear_map(x, *arguments)
+            return linear_map(x, weight, bias)
+        return layer.linear_map(x, weight, bias, *arguments)
 
 
 class _LocalOfCopies(Local):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from dubito.windows import Window
+
 __all__ = ["Convolution", "LinearMap", "MatrixProduct"]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -56,6 +58,11 @@ class Convolution:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output."""
+        window = self._tiny(x, weight)
+        if window is not None and window.is_dense and len(x) >= MANY:
+            wide = None if bias is None else bias.repeat_interleave(math.prod(window.output))
+            outputs = linear(_by_positions(x), window.unroll(weight), wide)
+            return outputs.view(len(x), weight.shape[0], *window.output)
         return torch.convolution(
             x,
             weight,
@@ -69,8 +76,11 @@ class Convolution:
         )
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
-        """torch's own, but for the weight's on tiny maps."""
-        tiny = needs[1] and self._is_tiny(gradient, x)
+        """torch's own, but for tiny maps."""
+        window = self._tiny(x, weight)
+        if window is not None and len(x) < FEW:
+            window = None
+        dense = window is not None and window.is_dense and len(x) >= MANY
         of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
             gradient,
             x,
@@ -82,45 +92,45 @@ class Convolution:
             self.transposed,
             self.output_padding,
             self.groups,
-            [needs[0], needs[1] and not tiny, needs[2] and not tiny],  # oneDNN has a bias's only with the weight's
+            # oneDNN has a bias's only with the weight's
+            [needs[0] and not dense, needs[1] and window is None, needs[2] and window is None],
         )
-        if tiny:
+        if window is not None:
             of_bias = gradient.sum((0, 2, 3)) if needs[2] else None
-            of_weight = self._weight_gradient_by_positions(gradient, x, weight.shape)
+            of_weight = _weight_gradient(window, gradient, x, weight.shape) if needs[1] else None
+            if dense and needs[0]:
+                back = gradient.flatten(1) @ window.unroll(weight)
+                of_x = back.view(len(x), -1, x.shape[1]).mT.reshape(x.shape)
         return of_x, of_weight, of_bias
 
-    def _is_tiny(self, gradient: Tensor, x: Tensor) -> bool:
-        """Whether input and output have few positions and the batch is large enough for products of matrices."""
-        few = math.prod(gradient.shape[2:]) * math.prod(x.shape[2:]) <= TINY
-        return (
-            few
-            and x.dim() == 4
-            and len(x) >= 32
-            and self.groups == 1
-            and not self.transposed
-            and x.device.type == "cpu"
-        )
-
-    def _weight_gradient_by_positions(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
-        """The gradient of a weight as a sum of products of matrices, one for each pair of positions that it connects.
-
-        On maps of 2x2 a 3x3 kernel lies mostly on padding, and libraries multiply that too: this takes a third of the
-        time of oneDNN's.
-        """
-        kernel = shape[2:]
-        weight = x.new_zeros(kernel[0] * kernel[1], shape[0], shape[1])
-        rows = gradient.permute(2, 3, 1, 0).contiguous()  # (H, W, out, N)
-        columns = x.permute(2, 3, 0, 1).contiguous()  # (H, W, N, in)
-        for i in range(rows.shape[0]):
-            for j in range(rows.shape[1]):
-                for k in range(kernel[0]):
-                    for m in range(kernel[1]):
-                        u = i * self.stride[0] - self.padding[0] + k * self.dilation[0]
-                        v = j * self.stride[1] - self.padding[1] + m * self.dilation[1]
-                        if 0 <= u < columns.shape[0] and 0 <= v < columns.shape[1]:
-                            weight[k * kernel[1] + m].addmm_(rows[i, j], columns[u, v])
-        return weight.permute(1, 2, 0).reshape(shape)
+    def _tiny(self, x: Tensor, weight: Tensor) -> Window | None:
+        """The window, if input and output have so few positions that products of matrices are faster."""
+        if self.transposed or self.groups > 1 or x.dim() != 4 or x.device.type != "cpu":
+            return None
+        window = Window.over(tuple(x.shape[2:]), tuple(weight.shape[2:]), self.stride, self.padding, self.dilation)
+        return window if window.pairs <= TINY else None
 
 
 TINY = 16
-"""Pairs of an output's and an input's position, up to which the weight's gradient is computed pair by pair."""
+"""Pairs of an output's and an input's position, up to which a map counts as tiny: 2x2 to 2x2.
+
+A 3x3 kernel lies mostly on padding there, and libraries multiply that too.
+"""
+FEW, MANY = 32, 64
+"""Images from which on it pays to compute a weight's gradient cell by cell, and to unroll the kernel into a matrix."""
+
+
+def _by_positions(x: Tensor) -> Tensor:
+    """(N, positions * channels)."""
+    return x.flatten(2).mT.flatten(1)
+
+
+def _weight_gradient(window: Window, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of a weight: a product of matrices for each cell of the kernel."""
+    rows = gradient.flatten(2).permute(1, 2, 0).contiguous()  # (out, positions, N)
+    columns = x.flatten(2).permute(2, 0, 1).contiguous()  # (positions, N, in)
+    weight = x.new_empty(math.prod(window.kernel), shape[0], shape[1])
+    for cell, (outputs, inputs) in zip(weight.unbind(), window.reached(), strict=True):
+        left = rows.index_select(1, outputs).view(shape[0], len(outputs) * len(x))
+        torch.mm(left, columns.index_select(0, inputs).view(-1, shape[1]), out=cell)
+    return weight.permute(1, 2, 0).reshape(shape)

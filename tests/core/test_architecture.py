@@ -17,6 +17,7 @@ CORE = (
         "softplus",
         "autograd",
         "noise",
+        "windows",
         "linear_maps",
         "local",
         "drawn",

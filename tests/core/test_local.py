@@ -79,10 +79,7 @@ def test_local_equals_the_plain_formula_for_every_kind_of_convolution(options, d
 def test_gradients_on_tiny_maps_equal_the_plain_ones(size, options):
     torch.manual_seed(0)
     layer = randomize(dubito.BayesConv2d(3, 5, 3, dtype=torch.float64, **options))
-    x = torch.randn(40, 3, *size, dtype=torch.float64)
-    linear_map, _ = layer.as_linear_map(x)
-    assert isinstance(linear_map, Convolution)
-    assert linear_map._is_tiny(layer(x), x)
+    x = torch.randn(70, 3, *size, dtype=torch.float64)
     assert_same(layer, x)
 
 
@@ -91,7 +88,7 @@ def local(linear_map, x, *parameters):
     return local_reparameterization(linear_map, x, parameters[:2], parameters[2:])
 
 
-@pytest.mark.parametrize("batch", [2, 33], ids=["library", "tiny"])
+@pytest.mark.parametrize("batch", [2, 66], ids=["library", "tiny"])
 def test_gradients_agree_with_finite_differences_and_so_do_their_own(batch):
     torch.manual_seed(0)
     linear_map = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)

@@ -15,7 +15,6 @@ from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.head import KendallGalHead, SoftmaxHead, SoftplusHead
 from dubito.moments import Moments, Propagate, logit_moments, predict_moments
 from dubito.moments.gaussian import clark, gaussian_points, root, softplus_moments
-from dubito.moments.linear import Window
 from dubito.moments.prediction import pulled_back
 
 DOUBLE = torch.float64
@@ -139,25 +138,6 @@ def test_covariance_through_dense_layers_is_exact(without_budget):
     found = logit_moments(model, x)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.covariance, matrix)
-
-
-@pytest.mark.parametrize(
-    "window",
-    [
-        Window((2, 2), (2, 2), (3, 3), (1, 1), (1, 1), (1, 1), 1),
-        Window((3, 4), (2, 3), (5, 5), (2, 2), (2, 3), (1, 1), 1),
-        Window((6, 7), (3, 3), (3, 3), (2, 2), (1, 0), (1, 1), 1),
-    ],
-)
-def test_the_matrix_of_a_convolution_and_its_transpose(window):
-    weight, x = randn(4, 3, *window.kernel), randn(5, 3, *window.input, seed=1)
-    expected = F.conv2d(x, weight, None, window.stride, window.padding)
-    assert tuple(expected.shape[2:]) == window.output
-    matrix = window.unroll(weight)
-    torch.testing.assert_close((x.movedim(1, -1).flatten(1) @ matrix.T).view_as(expected), expected)
-    rows = randn(2, 3, 4, *window.output, seed=2)
-    back = window.transpose(rows, weight).movedim(2, -1).flatten(2)
-    torch.testing.assert_close(back, rows.flatten(2) @ matrix)
 
 
 @pytest.mark.parametrize(("std", "share"), [(1e-3, 1e-4), (0.3, 1e-4), (1.0, 3e-4), (3.0, 5e-3), (10.0, 0.012)])
@@ -394,7 +374,8 @@ def test_kendall_gal_splits_the_logits():
     found = predict_moments(model, images, head, samples=256)
     assert found.probs.shape == (6, 4)
     assert ((found.epistemic_per_class / means.var(0) - 1).abs() < 0.08 + 5 * math.sqrt(2 / count)).all()
-    assert ((found.aleatoric_per_class / variances.mean(0) - 1).abs() < 0.02).all()
+    error = variances.std(0) / math.sqrt(count)  # one standard error of the mean over the draws
+    assert ((found.aleatoric_per_class - variances.mean(0)).abs() < 0.01 * variances.mean(0) + 5 * error).all()
     torch.testing.assert_close(found.probs.sum(1), torch.ones(6, dtype=DOUBLE))
 
 

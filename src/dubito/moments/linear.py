@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dubito.moments.value import Lazy, Moments, Pull, UnsupportedError, as_moments, rule
+from dubito.windows import Window
 
-__all__ = ["Weights", "Window", "per_axis", "same"]
+__all__ = ["Weights", "per_axis", "same"]
 
 
 @rule("linear")
@@ -47,11 +46,8 @@ def _convolution(
             raise UnsupportedError(f"{function.__name__} with padding={padding!r} and an even kernel")
         padding = [t // 2 for t in total]
     padding = per_axis(padding, len(kernel))
-    shape = tuple(
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, p, d, k, s in zip(source, padding, dilation, kernel, stride, strict=True)
-    )
-    window = Window(source, shape, kernel, stride, padding, dilation, groups)
+    window = Window.over(source, kernel, stride, padding, dilation, groups)
+    shape = window.output
     channels, positions = weight.expected.shape[0], math.prod(shape)
     work = weight.expected.numel() * positions
     # not of the way that is chosen next, so that how far covariances are followed does not depend on the batch
@@ -116,56 +112,6 @@ def _mapped(
     if x.certain:
         return Moments(mean, None if own is None else new, own=own, work=work)
     return Moments(mean, variance, own=own, links=[(x, pull)], work=work, cost=cost)
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution moves over its input; a transposed one is the transpose of the convolution it describes."""
-
-    input: tuple[int, ...]
-    output: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the kernel is as large as the input, so that a matrix product is less work."""
-        return math.prod(self.input) <= math.prod(self.kernel) and self.groups == 1 and set(self.dilation) == {1}
-
-    def unroll(self, weight: Tensor) -> Tensor:
-        """The matrix (out_channels * positions, positions * in_channels) of this convolution."""
-        places = itertools.product(
-            itertools.product(*map(range, self.output)), itertools.product(*map(range, self.input))
-        )
-        cells = torch.tensor([self._cell(*place) for place in places], device=weight.device)
-        # Rows of channels are copied whole; one more cell of zeros stands for what the kernel does not reach.
-        rows = F.pad(weight.flatten(2).mT, (0, 0, 0, 1))
-        return rows.index_select(1, cells).view(weight.shape[0] * math.prod(self.output), -1)
-
-    def _cell(self, output: tuple[int, ...], source: tuple[int, ...]) -> int:
-        """Which cell of the kernel leads from a position of the input to one of the output."""
-        cell = 0
-        for axis, size in enumerate(self.kernel):
-            offset = source[axis] - output[axis] * self.stride[axis] + self.padding[axis]
-            if not 0 <= offset < size:
-                return math.prod(self.kernel)
-            cell = cell * size + offset
-        return cell
-
-    def transpose(self, jacobian: Tensor, weight: Tensor) -> Tensor:
-        """Rows (B, R, C, ...) at the output, taken to the input."""
-        reached = [
-            (o - 1) * s - 2 * p + d * (k - 1) + 1
-            for o, s, p, d, k in zip(self.output, self.stride, self.padding, self.dilation, self.kernel, strict=True)
-        ]
-        missing = [size - r for size, r in zip(self.input, reached, strict=True)]
-        transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.input) - 1]
-        flat = jacobian.flatten(0, 1)
-        back = transposed(flat, weight, None, self.stride, self.padding, missing, self.groups, self.dilation)
-        return back.unflatten(0, jacobian.shape[:2])
 
 
 class Weights(Moments):

@@ -135,8 +135,8 @@ BUDGETS: dict[str, Budget] = {
 
 CPU_EPOCHS = {
     ("lenet5", "mnist"): 10,
-    ("lenet5", "cifar10"): 25,
-    ("lenet5", "cifar100"): 25,
+    ("lenet5", "cifar10"): 30,
+    ("lenet5", "cifar100"): 30,
     ("alexnet", "mnist"): 5,
     ("alexnet", "cifar10"): 20,
     ("alexnet", "cifar100"): 20,

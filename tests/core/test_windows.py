@@ -1,0 +1,75 @@
+"""Convolutions as matrices, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dubito.linear_maps import FEW, MANY, Convolution
+from dubito.windows import Window
+
+WINDOWS = [
+    Window((2, 2), (2, 2), (3, 3), (1, 1), (1, 1), (1, 1)),
+    Window((3, 4), (2, 3), (5, 5), (2, 2), (2, 3), (1, 1)),
+    Window((6, 7), (3, 3), (3, 3), (2, 2), (1, 0), (1, 1)),
+    Window((5, 6), (3, 4), (2, 2), (2, 1), (1, 0), (2, 2)),
+]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_the_matrix_of_a_convolution_and_its_transpose(window):
+    weight, x = randn(4, 3, *window.kernel), randn(5, 3, *window.input, seed=1)
+    expected = F.conv2d(x, weight, None, window.stride, window.padding, window.dilation)
+    assert tuple(expected.shape[2:]) == window.output
+    assert Window.over(window.input, window.kernel, window.stride, window.padding, window.dilation) == window
+    matrix = window.unroll(weight)
+    torch.testing.assert_close((x.movedim(1, -1).flatten(1) @ matrix.T).view_as(expected), expected)
+    rows = randn(2, 3, 4, *window.output, seed=2)
+    back = window.transpose(rows, weight).movedim(2, -1).flatten(2)
+    torch.testing.assert_close(back, rows.flatten(2) @ matrix)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_cells_of_the_kernel_lead_where_the_matrix_says(window):
+    """A kernel of one cell gives a matrix with ones exactly at the positions that the cell leads to."""
+    cells = torch.eye(len(window.reached()), dtype=torch.float64)
+    for kernel, (outputs, inputs) in zip(cells, window.reached(), strict=True):
+        expected = torch.zeros_like(window.unroll(kernel.view(1, 1, *window.kernel)))
+        expected[outputs, inputs] = 1
+        assert torch.equal(window.unroll(kernel.view(1, 1, *window.kernel)), expected)
+
+
+@pytest.mark.parametrize("images", [FEW - 1, FEW, MANY])
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 3), (4, 1), (4, 4)])
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (2, 3)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+def test_convolutions_on_tiny_maps_are_torch_s(images, size, kernel, stride):
+    """Outputs and all three gradients, in float64."""
+    convolution = Convolution(stride, (1, 1), (1, 1), False, (0, 0), 1)
+    x, weight, bias = randn(images, 3, *size), randn(5, 3, *kernel, seed=1), randn(5, seed=2)
+    given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = F.conv2d(*given, stride=stride, padding=1)
+    torch.testing.assert_close(convolution(x, weight, bias), expected.detach())
+    gradient = randn(*expected.shape, seed=3)
+    expected.backward(gradient)
+    found = convolution.gradients(gradient, x, weight, (True, True, True))
+    for tensor, own in zip(given, found, strict=True):
+        torch.testing.assert_close(own, tensor.grad)
+    assert convolution.gradients(gradient, x, weight, (False, False, False)) == (None, None, None)
+
+
+def test_only_tiny_maps_of_many_images_on_a_cpu_are_computed_as_matrices(monkeypatch):
+    """Counts how often a kernel is unrolled."""
+    unrolled = []
+    monkeypatch.setattr(Window, "unroll", lambda self, weight: unrolled.append(self) or _unroll(self, weight))
+    convolution = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    weight = randn(2, 3, 3, 3)
+    for images, size in ((MANY, 2), (MANY - 1, 2), (MANY, 3)):
+        convolution(randn(images, 3, size, size), weight, None)
+    assert len(unrolled) == 1
+
+
+_unroll = Window.unroll
