@@ -2,8 +2,9 @@
 
 F(x, mu) + eps * sqrt(F(x^2, sigma^2)) written with torch's operations keeps six tensors of the output's size for the
 backward pass and allocates as many again. Written out, it works in place and keeps two: the input, which the previous
-layer keeps anyway, and h = eps / (2 sqrt(v)), the derivative of the output with respect to its variance v. The squares
-are computed again. :class:`dubito.estimators.Local` has the plain formula, which tests compare with this.
+layer keeps anyway, and h = eps / sqrt(v), twice the derivative of the output with respect to its variance v: so the
+factors 2 of the squares cancel. The squares are computed again. :class:`dubito.estimators.Local` has the plain formula,
+which tests compare with this.
 """
 
 from __future__ import annotations
@@ -59,30 +60,28 @@ class _Local(torch.autograd.Function):
         floor = math.sqrt(torch.finfo(deviation.dtype).tiny)
         torch.threshold_(deviation, floor * (1 + 1e-6), math.inf)
         ctx.linear_map = linear_map
-        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise.div_(deviation).mul_(0.5))
+        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise.div_(deviation))
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, mean, bias_mean, std, bias_std, by_variance = ctx.saved_tensors
+        x, mean, bias_mean, std, bias_std, scaled = ctx.saved_tensors
         (gradient,) = gradients
         _, need_x, need_mean, need_bias_mean, need_std, need_bias_std = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a second derivative is wanted
-            return (None, *_differentiable(ctx, x, mean, bias_mean, std, bias_std, by_variance, gradient))
+            return (None, *_differentiable(ctx, x, mean, bias_mean, std, bias_std, scaled, gradient))
         linear_map: LinearMap = ctx.linear_map
         needs = (need_x, need_std, need_bias_std)
         of_square = of_std = of_bias_std = None
         if any(needs):  # first the variance, whose many temporary tensors are then gone
-            of_square, of_std, of_bias_std = linear_map.gradients(
-                gradient * by_variance, x.square(), std.square(), needs
-            )
+            of_square, of_std, of_bias_std = linear_map.gradients(gradient * scaled, x.square(), std.square(), needs)
         of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, (need_x, need_mean, need_bias_mean))
         if of_x is not None and of_square is not None:
-            of_x.addcmul_(of_square, x, value=2)
+            of_x.addcmul_(of_square, x)
         if of_std is not None:
-            of_std.mul_(std).mul_(2)
+            of_std.mul_(std)
         if of_bias_std is not None:
-            of_bias_std.mul_(bias_std).mul_(2)
+            of_bias_std.mul_(bias_std)
         return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std
 
 
@@ -93,7 +92,7 @@ def _differentiable(
     bias_mean: Tensor | None,
     std: Tensor,
     bias_std: Tensor | None,
-    by_variance: Tensor,
+    scaled: Tensor,
     gradient: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """The gradients by the plain formula with the same noise, as functions that can be differentiated again."""
@@ -101,7 +100,7 @@ def _differentiable(
     inputs = (x, mean, bias_mean, std, bias_std)
     variance = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
     deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-    output = torch.addcmul(linear_map(x, mean, bias_mean), deviation, 2 * by_variance * deviation.detach())
+    output = torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())
     pairs = zip(inputs, ctx.needs_input_grad[1:], strict=True)
     wanted = [tensor for tensor, need in pairs if need and tensor is not None]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
