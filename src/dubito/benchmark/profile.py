@@ -9,6 +9,7 @@ execution without it is given too.
 from __future__ import annotations
 
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,29 +61,28 @@ class Profile:
 
 
 def profile(action: Callable[[], Any], network: nn.Module, executions: int = EXECUTIONS) -> Profile:
-    """The means over `executions` with the profiler and as many without, half of them before and half after.
+    """Of `executions` with the profiler the one in the middle by its time, and the median of as many without.
 
     >>> layer = nn.Linear(30, 20)
     >>> found = profile(lambda: layer(torch.ones(10, 30)), layer, executions=2)
     >>> max(found.groups, key=found.groups.get) in ("convolutions and matrix products", "the rest"), found.wall > 0
     (True, True)
     """
-    before = executions - executions // 2
-    seconds = _seconds(action, before)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        for _ in range(executions):
-            with record_function("an execution"):
-                action()
-    seconds += _seconds(action, executions - before)
-    sums = grouped(recorded.events(), network)
-    return Profile({group.value: sums[group] / executions / 1e3 for group in Group}, 1e3 * seconds / executions)
-
-
-def _seconds(action: Callable[[], Any], executions: int) -> float:
-    start = time.perf_counter()
+    walls, recorded = [], []
     for _ in range(executions):
+        start = time.perf_counter()
         action()
-    return time.perf_counter() - start
+        walls.append(time.perf_counter() - start)
+        recorded.append(grouped(_events(action), network))
+    middle = sorted(recorded, key=lambda sums: sum(sums.values()))[executions // 2]
+    return Profile({group.value: middle[group] / 1e3 for group in Group}, 1e3 * statistics.median(walls))
+
+
+def _events(action: Callable[[], Any]) -> Iterable[Any]:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+        with record_function("an execution"):
+            action()
+    return recorded.events()
 
 
 def grouped(events: Iterable[Any], network: nn.Module) -> dict[Group, float]:
