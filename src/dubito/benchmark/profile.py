@@ -79,10 +79,10 @@ def profile(action: Callable[[], Any], network: nn.Module, executions: int = EXE
 
 
 def _events(action: Callable[[], Any]) -> Iterable[Any]:
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        with record_function("an execution"):
-            action()
-    return recorded.events()
+    recording = torch.profiler.profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+    with recording, record_function("an execution"):
+        action()
+    return recording.events()
 
 
 def grouped(events: Iterable[Any], network: nn.Module) -> dict[Group, float]:
