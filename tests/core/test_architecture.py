@@ -14,6 +14,7 @@ SOURCE = Path(dubito.__file__).parent
 CORE = (
     *(
         "errors",
+        "memory",
         "softplus",
         "autograd",
         "noise",

@@ -21,6 +21,7 @@ from dubito.benchmark.profile import Profile, profile
 from dubito.benchmark.systems import Frequentist, System
 from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
+from dubito.memory import keep_freed_memory
 
 __all__ = ["Worker", "WorkerError", "open_workers"]
 
@@ -144,6 +145,7 @@ def open_workers(kinds: Sequence[type[System]], threads: int) -> Iterator[dict[s
 def _serve(connection: Connection, kind: type[System], threads: int) -> None:
     """What a worker's process does: answer orders until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    keep_freed_memory()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     bench = _Workbench(kind)

@@ -15,6 +15,7 @@ from dubito import __version__
 from dubito.cli import bench, compare, data, evaluate, export, models, predict, prune, report, reproduce, serve, train
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
+from dubito.memory import keep_freed_memory
 
 __all__ = ["app", "main", "run"]
 
@@ -75,4 +76,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The program `dubito`."""
+    keep_freed_memory()
     sys.exit(run(sys.argv[1:]))

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
+from dubito.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
 from dubito.training.config import TrainingConfig
 from dubito.training.run import Run, write_atomically
@@ -286,6 +287,7 @@ def _work(
     log = (runs / f"worker-{number}.log").open("a", buffering=1, encoding="utf-8")
     sys.stdout = sys.stderr = log
     warnings.simplefilter("ignore")
+    keep_freed_memory()
     import torch
 
     torch.set_num_threads(threads)
