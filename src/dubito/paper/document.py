@@ -12,6 +12,7 @@ from dubito.paper.claims import GOALS, goals, judge
 from dubito.paper.display import duration
 from dubito.paper.results import read
 from dubito.paper.tables import HEADINGS, NOTES, markdown, table
+from dubito.paper.trials import TEXT, trials
 from dubito.training.run import write_atomically
 
 __all__ = ["compose", "write_document"]
@@ -57,12 +58,19 @@ def compose(results: Path, link: str) -> str:
         "## Bayesian networks beside their twins",
         _goals(contents, link, results),
         *(_section(name, contents.get(name), link, results) for name in HEADINGS),
+        *_trials(results.parent / "trials", os.path.join(os.path.dirname(link), "trials")),
         "## Where the paper leaves a choice",
         "Places where the text is ambiguous, or contradicts itself or the authors' code "
         "(kumar-shridhar/PyTorch-BayesianCNN; hashes are its commits), and what is done here.",
         markdown(("where", "what", "here"), [(a.place, _cell(a.problem), _cell(a.choice)) for a in AMBIGUITIES]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _trials(folder: Path, link: str) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    return "## What was tried", f"{TEXT} Learning curves are in [{link}]({link}).", trials(folder)
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,40 @@
+"""Trainings with other settings than the preset's: what was tried on the way to it, on validation images alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dubito.paper.cells import TITLES
+from dubito.paper.tables import markdown
+from dubito.training.config import configure
+from dubito.training.run import Run
+
+__all__ = ["TEXT", "trials"]
+
+TEXT = (
+    "Trainings that led to the settings of the preset `default`, or away from others. Each is judged by the validation "
+    "split, at its epoch of lowest NLL; many were stopped when they fell behind. A setting that is not named is the "
+    "preset's."
+)
+
+
+def trials(folder: Path) -> str:
+    """A table of the run folders, which need no weights."""
+    rows = []
+    for path in sorted(folder.glob("*/config.yaml")):
+        run = Run.open(path.parent)
+        config, metrics = run.config, run.metrics()
+        usual = configure("default", model=config.model, data=config.data, inference=config.inference).to_dict()
+        other = {name: value for name, value in config.to_dict().items() if value != usual[name] and name != "epochs"}
+        best = min(metrics, key=lambda row: float(row["val_nll"]))
+        rows.append(
+            (
+                f"{TITLES[config.inference]} {TITLES[config.model]}, {TITLES[config.data]}",
+                ", ".join(f"{name} {value}" for name, value in other.items()) or "none",
+                f"{len(metrics)} of {config.epochs}",
+                f"{100 * float(best['val_accuracy']):.2f} %",
+                f"{float(best['val_nll']):.3f}",
+                f"{float(best['val_ece']):.3f}",
+            )
+        )
+    return markdown(("network", "other settings", "epochs", "accuracy", "NLL", "ECE"), rows)

@@ -1,0 +1,37 @@
+"""What was tried: a table of trainings with other settings than the preset's."""
+
+import shutil
+from pathlib import Path
+
+from dubito.paper.document import compose
+from dubito.paper.trials import trials
+from dubito.training import configure
+from dubito.training.run import Run
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "results/reproduction/trials"
+
+
+def test_every_committed_trial_differs_from_the_preset_and_shows_its_best_epoch():
+    rows = trials(COMMITTED).splitlines()[2:]
+    folders = sorted(path.parent for path in COMMITTED.glob("*/config.yaml"))
+    assert len(rows) == len(folders) > 0
+    for row, folder in zip(rows, folders, strict=True):
+        run = Run.open(folder)
+        usual = configure("default", model=run.config.model, data=run.config.data, inference=run.config.inference)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        changed = [name for name, value in run.config.to_dict().items() if value != getattr(usual, name)]
+        assert changed != ["epochs"]
+        assert [part.split()[0] for part in cells[1].split(", ")] == [name for name in changed if name != "epochs"]
+        lowest = min(float(line["val_nll"]) for line in run.metrics())
+        assert cells[4] == f"{lowest:.3f}"
+        assert cells[2] == f"{len(run.metrics())} of {run.config.epochs}"
+
+
+def test_the_document_has_them_where_there_are_some(tmp_path):
+    results = tmp_path / "cpu"
+    results.mkdir()
+    assert "What was tried" not in compose(results, "../cpu")
+    shutil.copytree(COMMITTED, tmp_path / "trials")
+    assert trials(COMMITTED) in compose(results, "../cpu")
+    assert "(../trials)" in compose(results, "../cpu")
