@@ -112,6 +112,8 @@ def measure(stage: Stage, threads: int, advance: Callable[[float], None]) -> dic
             found.failures[kind.name] = f"it cannot be installed: {missing[kind.package]}"
     works = {measure.name: measure.work for measure in stage.measures}
     sizes = {"batch": works["step"].batch, "samples": works["predict"].samples} if "step" in works else {}
+    if stage.memory is not None:
+        sizes["parameters"] = sum(parameter.numel() for parameter in stage.memory.build().parameters())
     return {**sizes, **found.to_json(), **({"profile": profiles} if profiles else {})}
 
 

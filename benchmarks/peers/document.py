@@ -12,6 +12,9 @@ from dubito.benchmark.work import Task
 TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 NOTHING = "–"  # noqa: RUF001
 
+BYTES = 4 * 4
+"""Of a parameter in float32, its gradient and Adam's two moments."""
+
 INTRODUCTION = """# Benchmark
 
 What Bayesian layers cost: dubito, its peers, and two-convolution layers written down plainly, as multiples of the
@@ -99,6 +102,13 @@ def network(name: str, stage: dict[str, Any]) -> str:
     once = stage["ratios"].get(Moments.name, {}).get("once")
     if once:
         lines += ["", f"A prediction by moments costs {spread(once)} passes of the twin, whatever the number of draws."]
+    if "parameters" in stage:
+        state = BYTES * stage["parameters"] / 1e6
+        lines += [
+            "",
+            f"Parameters, gradients and Adam's two moments are {state:.0f} MB of the twin's memory, and "
+            f"{2 * state:.0f} MB of a network with a mean and a standard deviation for each weight; the rest is for activations.",
+        ]
     if "single" in columns:
         lines += ["", "One image by 100 draws is compared with one pass of the twin on 100 images."]
     return "\n".join(lines)
@@ -106,7 +116,9 @@ def network(name: str, stage: dict[str, Any]) -> str:
 
 def column(system: str, work: Work) -> str:
     """The name of a profile."""
-    return f"{system}, {'step' if work.task is Task.STEP else f'{work.samples} draws'}"
+    if work.task is Task.STEP:
+        return f"{system}, step"
+    return f"{system}, {work.samples} draws" if work.samples > 1 else f"{system}, one pass"
 
 
 def profile(name: str, stage: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "depth": (1, 2, 4, 8, 16),
 }
 GROWTH_BATCH = 64
-PROFILE = 5.0
+PROFILE = 4.0
 """Seconds that a profile takes, about."""
 
 
@@ -69,10 +69,11 @@ def network_stage(
     profiled: bool = False,
 ) -> Stage:
     measures = measures_of(network, batch, rounds, seconds, samples=samples, single=single)
-    step, draws = measures[0].work, measures[1].work
+    step, draws, once = (measure.work for measure in measures[:3])
     profiles = (
         *((kind, step) for kind in (Frequentist, LocalDraws, WeightDraws)),
         *((kind, draws) for kind in (Frequentist, LocalDraws)),
+        (Moments, once),
     )
     return Stage(network, SYSTEMS, tuple(measures), start, memory=step, profiles=profiles if profiled else ())
 
