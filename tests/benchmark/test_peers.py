@@ -52,6 +52,7 @@ def test_the_full_plan_fits_into_a_quarter_of_an_hour_and_measures_everything() 
     assert profiled == [
         *(f"{name}, step" for name in (Frequentist.name, LocalDraws.name, WeightDraws.name)),
         *(f"{name}, 10 draws" for name in (Frequentist.name, LocalDraws.name)),
+        f"{Moments.name}, one pass",
     ]
     assert {work.batch for _, work in stages["alexnet"].profiles} == {128}
 
@@ -138,6 +139,13 @@ def test_the_page_says_where_the_time_goes_if_that_was_measured(results) -> None
         "| without the profiler | 12.3 | 300.0 | – |",  # noqa: RUF001
     ]
     assert "a peer, step failed: it is gone" in lines
+
+
+def test_the_page_says_how_much_memory_parameters_and_the_optimiser_take(results) -> None:
+    """Sixteen bytes a parameter: itself, its gradient and two moments in float32."""
+    assert "Adam's two moments" not in page(results)
+    results["stages"]["lenet5"]["parameters"] = 5_000_000
+    assert "Adam's two moments are 80 MB of the twin's memory, and 160 MB of a network" in page(results)
 
 
 def test_the_page_names_the_system_that_peers_compare_with_where_it_was_measured(results) -> None:
