@@ -60,9 +60,7 @@ class Convolution:
         """The output."""
         window = self._tiny(x, weight)
         if window is not None and window.is_dense and len(x) >= MANY:
-            wide = None if bias is None else bias.repeat_interleave(math.prod(window.output))
-            outputs = linear(_by_positions(x), window.unroll(weight), wide)
-            return outputs.view(len(x), weight.shape[0], *window.output)
+            return _output(window, x, weight, bias)
         return torch.convolution(
             x,
             weight,
@@ -99,8 +97,7 @@ class Convolution:
             of_bias = gradient.sum((0, 2, 3)) if needs[2] else None
             of_weight = _weight_gradient(window, gradient, x, weight.shape) if needs[1] else None
             if dense and needs[0]:
-                back = gradient.flatten(1) @ window.unroll(weight)
-                of_x = back.view(len(x), -1, x.shape[1]).mT.reshape(x.shape)
+                of_x = _input_gradient(window, gradient, x, weight)
         return of_x, of_weight, of_bias
 
     def _tiny(self, x: Tensor, weight: Tensor) -> Window | None:
@@ -117,12 +114,35 @@ TINY = 16
 A 3x3 kernel lies mostly on padding there, and libraries multiply that too.
 """
 FEW, MANY = 32, 64
-"""Images from which on it pays to compute a weight's gradient cell by cell, and to unroll the kernel into a matrix."""
+"""Images from which on it pays to compute a weight's gradient by cells of the kernel, and the rest by its rows."""
 
 
-def _by_positions(x: Tensor) -> Tensor:
+def _output(window: Window, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The convolution: for each position of the output a product with each row of the kernel that lies on the input."""
+    channels, rows = x.shape[1], _channels_last(weight)
+    columns = _channels_last(x)
+    shape = (math.prod(window.output), len(x), weight.shape[0])
+    outputs = x.new_zeros(shape) if bias is None else bias.expand(shape).clone()
+    for position, source, cells in window.rows():
+        here, by = (slice(channels * part.start, channels * part.stop) for part in (source, cells))
+        outputs[position].addmm_(columns[:, here], rows[:, by].t())
+    return outputs.permute(1, 2, 0).contiguous().view(len(x), weight.shape[0], *window.output)
+
+
+def _input_gradient(window: Window, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The same products backwards."""
+    channels, rows = x.shape[1], _channels_last(weight)
+    outputs = gradient.flatten(2).permute(2, 0, 1).contiguous()  # (positions, N, out)
+    columns = x.new_zeros(len(x), math.prod(window.input) * channels)
+    for position, source, cells in window.rows():
+        here, by = (slice(channels * part.start, channels * part.stop) for part in (source, cells))
+        columns[:, here].addmm_(outputs[position], rows[:, by])
+    return columns.view(len(x), -1, channels).mT.contiguous().view(x.shape)
+
+
+def _channels_last(x: Tensor) -> Tensor:
     """(N, positions * channels)."""
-    return x.flatten(2).mT.flatten(1)
+    return x.flatten(2).mT.reshape(len(x), -1)
 
 
 def _weight_gradient(window: Window, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
@@ -133,4 +153,4 @@ def _weight_gradient(window: Window, gradient: Tensor, x: Tensor, shape: torch.S
     for cell, (outputs, inputs) in zip(weight.unbind(), window.reached(), strict=True):
         left = rows.index_select(1, outputs).view(shape[0], len(outputs) * len(x))
         torch.mm(left, columns.index_select(0, inputs).view(-1, shape[1]), out=cell)
-    return weight.permute(1, 2, 0).reshape(shape)
+    return weight.permute(1, 2, 0).contiguous().view(shape)

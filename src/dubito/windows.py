@@ -78,6 +78,13 @@ class Window:
         """For each cell of the kernel, the positions of the output that it leads to and those of the input, from."""
         return _reached(self)
 
+    def rows(self) -> list[tuple[int, slice, slice]]:
+        """Where a row of the kernel lies on a row of the input, for each position of the output.
+
+        A position of the output, those of the input, and the cells of the kernel; there are two axes and no dilation.
+        """
+        return _rows(self)
+
     def transpose(self, jacobian: Tensor, weight: Tensor) -> Tensor:
         """Rows (B, R, C, ...) at the output, taken to the input."""
         reached = [
@@ -114,3 +121,18 @@ def _reached(window: Window) -> list[tuple[Tensor, Tensor]]:
     cells, inputs = torch.tensor(_cells(window), device="cpu"), math.prod(window.input)
     found = [(cells == cell).nonzero().view(-1) for cell in range(math.prod(window.kernel))]
     return [(pair.div(inputs, rounding_mode="floor"), pair % inputs) for pair in found]
+
+
+@lru_cache(maxsize=256)
+def _rows(window: Window) -> list[tuple[int, slice, slice]]:
+    found = []
+    (height, width), (_, size) = window.input, window.kernel
+    for position, place in enumerate(product(*map(range, window.output))):
+        top, left = (index * s - p for index, s, p in zip(place, window.stride, window.padding, strict=True))
+        first, last = max(0, left), min(width, left + size)
+        for row in range(max(0, top), min(height, top + window.kernel[0])):
+            cell = (row - top) * size - left
+            if first < last:
+                source = slice(row * width + first, row * width + last)
+                found.append((position, source, slice(cell + first, cell + last)))
+    return found

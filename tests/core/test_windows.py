@@ -53,23 +53,22 @@ def test_convolutions_on_tiny_maps_are_torch_s(images, size, kernel, stride):
     given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     expected = F.conv2d(*given, stride=stride, padding=1)
     torch.testing.assert_close(convolution(x, weight, bias), expected.detach())
+    assert convolution(x, weight, bias).is_contiguous()
     gradient = randn(*expected.shape, seed=3)
     expected.backward(gradient)
     found = convolution.gradients(gradient, x, weight, (True, True, True))
     for tensor, own in zip(given, found, strict=True):
         torch.testing.assert_close(own, tensor.grad)
+        assert own.is_contiguous()
     assert convolution.gradients(gradient, x, weight, (False, False, False)) == (None, None, None)
 
 
 def test_only_tiny_maps_of_many_images_on_a_cpu_are_computed_as_matrices(monkeypatch):
-    """Counts how often a kernel is unrolled."""
-    unrolled = []
-    monkeypatch.setattr(Window, "unroll", lambda self, weight: unrolled.append(self) or _unroll(self, weight))
+    """Counts how often the rows of a kernel are asked for."""
+    asked, rows = [], Window.rows
+    monkeypatch.setattr(Window, "rows", lambda self: asked.append(self) or rows(self))
     convolution = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     weight = randn(2, 3, 3, 3)
     for images, size in ((MANY, 2), (MANY - 1, 2), (MANY, 3)):
         convolution(randn(images, 3, size, size), weight, None)
-    assert len(unrolled) == 1
-
-
-_unroll = Window.unroll
+    assert len(asked) == 1
