@@ -299,6 +299,13 @@ def test_the_default_preset_is_gentler_with_wide_networks_unless_told_otherwise(
     assert configure("paper", model="alexnet").temperature == 1
 
 
+def test_narrow_networks_drop_fewer_units_unless_told_otherwise():
+    assert configure(inference="dropout").dropout == configure(model="lenet5", inference="dropout").dropout < 0.5
+    assert configure(model="alexnet", inference="dropout").dropout == 0.5
+    assert configure("paper", inference="dropout").dropout == 0.5
+    assert configure(inference="dropout", dropout=0.3).dropout == 0.3
+
+
 def test_the_papers_preset_trains(tmp_path: Path) -> None:
     config = configure("paper", data="digits", epochs=2, samples=2, validation_samples=2)
     rows = train(config, tmp_path / "run", console=quiet).metrics()

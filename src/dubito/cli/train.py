@@ -17,7 +17,7 @@ import typer
 from dubito.cli.failure import INTERRUPTED, Debug, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
-from dubito.training.config import PRESETS, WIDER_NETWORKS, TrainingConfig, configure
+from dubito.training.config import NARROW_NETWORKS, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
 
 if TYPE_CHECKING:
     from dubito.training import Run
@@ -95,7 +95,7 @@ def _option(metavar: str | None, help: str, default: str = "", panel: str | None
 
 def _defaults(name: str, default: Any) -> str:
     """The value of the preset `default`, and of other networks and presets where they differ."""
-    sources = {**WIDER_NETWORKS, **PRESETS}
+    sources = {**NARROW_NETWORKS, **WIDER_NETWORKS, **PRESETS}
     others = {source: values[name] for source, values in sources.items() if values.get(name, default) != default}
     return "; ".join([_shown(default), *(f"{preset}: {_shown(value)}" for preset, value in others.items())])
 

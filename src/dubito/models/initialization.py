@@ -50,7 +50,9 @@ def initialize(network: nn.Sequential, images: Tensor | None = None) -> None:
     for layer in network:
         if isinstance(layer, Weighted):
             x = _initialize_layer(layer, x, 1.0 if layer is layers[-1] else HIDDEN_SPREAD)
-        elif not isinstance(layer, nn.Dropout):
+        elif isinstance(layer, nn.Dropout):
+            x = F.dropout(x, layer.p)  # its noise adds to the spread of what follows
+        else:
             x = layer(x)
 
 
