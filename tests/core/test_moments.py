@@ -1,5 +1,6 @@
 """Moments: exact where the mathematics is, close to draws where it is not, and always the same."""
 
+import gc
 import math
 
 import numpy as np
@@ -495,3 +496,17 @@ def test_it_becomes_a_graph_of_plain_operations():
     other = randn(20, 1, 8, 8, seed=9)
     for a, b in zip(graph(other), Split()(other), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@torch.no_grad()
+def test_nothing_is_left_in_memory_after_a_prediction():
+    """Prepared weights are several times as large as the network: they must not wait for the garbage collector."""
+    model, images = small_lenet(), randn(20, 1, 8, 8)
+    predict_moments(model, images, SoftplusHead())
+    gc.collect()
+    gc.disable()
+    try:
+        predict_moments(model, images, SoftplusHead())
+        assert not [thing for thing in gc.get_objects() if issubclass(type(thing), Moments)]
+    finally:
+        gc.enable()

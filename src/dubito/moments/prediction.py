@@ -258,7 +258,7 @@ def pulled_back(outputs: Moments, rows: Tensor) -> Tensor:
         if jacobian is None:
             continue
         follow = id(node) in followed
-        new = node.variance if not follow else None if node.own is None else node.own()
+        new = node.own if follow else node.variance
         if new is not None:
             flat = jacobian.flatten(2)
             part = (flat * new.flatten(1).unsqueeze(1)) @ flat.mT

@@ -47,7 +47,7 @@ class Moments:
 
     Attributes:
         expected: (N, ...) the means; `mean` is the method of tensors.
-        own: gives the part of the variance that arose here, independently in every unit; None if there is none.
+        own: gives the part of the variance that arose here, if that is not all of it (or nothing, with links).
         links: the moments that this was made of, each with the transpose of the linear map from there to here, or None
             if it is not known.
         unmixed: whether no two units were made of the same one.
@@ -69,15 +69,20 @@ class Moments:
         cost: int = 0,
     ) -> None:
         self.expected = expected
-        self.own, self.links, self.unmixed, self.work, self.cost = own, tuple(links), unmixed, work, cost
+        self._own, self.links, self.unmixed, self.work, self.cost = own, tuple(links), unmixed, work, cost
         self._variance = variance
-        if own is None and not links and variance is not None:
-            self.own = lambda: self.variance
 
     @property
     def certain(self) -> bool:
         """Whether the variance is 0 for sure."""
         return self._variance is None
+
+    @property
+    def own(self) -> Tensor | None:
+        """(N, ...) the part of the variance that arose here, independently in every unit; None if there is none."""
+        if self._own is not None:
+            return self._own()
+        return None if self.links or self.certain else self.variance
 
     @property
     def variance(self) -> Tensor:

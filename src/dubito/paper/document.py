@@ -81,17 +81,18 @@ def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
     known = BUDGETS.get(budget)
     cells = {name: facts for content in contents.values() for name, facts in content["cells"].items()}
     done = [facts for facts in cells.values() if facts is not None]
+    count = len(grid(known)) if known else len(cells)
     lines = [f"Budget `{budget}`: {known.says}" if known else f"Results in {budget}."]
     if known and budget != "smoke":
         whole = duration(sum(estimated_seconds(cell, known) for cell in grid(known)))
-        lines[0] += f" Its {len(grid(known))} trainings take one core about {whole} in all."
+        lines[0] += f" Its {count} trainings take one core about {whole} in all."
     if done:
         spent = duration(sum(facts["training_seconds"] for facts in done))
         commits = ", ".join(sorted({_commit(facts) for facts in done}))
         hardware = ", ".join(sorted({content["made"]["hardware"] for content in contents.values()}))
         seeds = ", ".join(sorted({str(facts["seed"]) for facts in done}))
         lines.append(
-            f"{len(done)} of {len(cells)} trainings are finished; they spent {spent} in training steps. Commit "
+            f"{len(done)} of {count} trainings are finished; they spent {spent} in training steps. Commit "
             f"{commits}; seed {seeds}; {hardware}. What is not finished is shown as not run."
         )
     else:
