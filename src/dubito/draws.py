@@ -31,7 +31,7 @@ from dubito.estimators import Estimator, Local, Mean, Weight, estimator
 from dubito.layers import BayesLayer
 from dubito.noise import standard_normal_like
 
-__all__ = ["MANY", "Draws", "Route", "make_draws"]
+__all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
 
 MANY = 32
 """From so many images on it pays to draw the weights: below, drawing them costs more than a second convolution."""
@@ -129,7 +129,7 @@ class WeightDraws(Draws):
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
         self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
-        self._given = _GivenWeights()
+        self._given = GivenWeights({})
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
@@ -169,13 +169,13 @@ class StackedDraws(Draws):
             done += copies
 
 
-class _GivenWeights(Estimator):
-    """The linear map with weights that were drawn before."""
+class GivenWeights(Estimator):
+    """The linear map with weights that were drawn before, by the `id` of their layer."""
 
     name: ClassVar[str] = "given"
 
-    def __init__(self) -> None:
-        self.weights: dict[int, tuple[Tensor, Tensor | None]] = {}
+    def __init__(self, weights: dict[int, tuple[Tensor, Tensor | None]]) -> None:
+        self.weights = weights
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, w)."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.convert import to_deterministic
+from dubito.draws import GivenWeights
 from dubito.errors import OptionError, choose
-from dubito.estimators import Estimator, estimator
+from dubito.estimators import estimator
 from dubito.export.description import What
 from dubito.head import ClassificationHead, resolve_head
 from dubito.layers import BayesLayer
@@ -134,22 +135,9 @@ class DrawsGraph(PredictionGraph):
             if index % 2 == 0:
                 noise = [layer.weight_noise() for layer in layers]
             drawn = [layer.draw(eps, -1 if index % 2 else 1) for layer, eps in zip(layers, noise, strict=True)]
-            with estimator(self.network, _Drawn(dict(zip(map(id, layers), drawn, strict=True)))):
+            with estimator(self.network, GivenWeights(dict(zip(map(id, layers), drawn, strict=True)))):
                 outputs.append(self.network(inputs))
         return split_outputs(self.head, torch.stack(outputs))
-
-
-class _Drawn(Estimator):
-    """The linear map with weights that were drawn before."""
-
-    name: ClassVar[str] = "drawn"
-
-    def __init__(self, weights: dict[int, tuple[Tensor, Tensor | None]]) -> None:
-        self.weights = weights
-
-    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
-        """F(x, w)."""
-        return layer.linear_map(x, *self.weights[id(layer)], *arguments)
 
 
 class _DrawnMask(nn.Module):
