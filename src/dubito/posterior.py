@@ -207,7 +207,8 @@ class _StdTerms(torch.autograd.Function):
     """From tensors of rho: their sigma = softplus(rho), sums of sigma^2 and sums of log sigma; one gradient for all.
 
     log softplus(x) < x for every x, and equals it where softplus underflows. With s = sigma the gradient of the three
-    is (g_1 + 2 g_2 s + g_3 / s) sigmoid(rho), whose last factor underflows together with s.
+    is (g_1 + 2 g_2 s + g_3 / s) sigmoid(rho), whose last factor underflows together with s. Where all rho lie well
+    between underflow and overflow, which one look at them tells, the plain formulas do, and take half as long.
     """
 
     @staticmethod
@@ -215,9 +216,14 @@ class _StdTerms(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.sizes = [rho.numel() for rho in rhos]
         flat = torch.cat([rho.reshape(-1) for rho in rhos]) if len(rhos) > 1 else rhos[0].reshape(-1)
-        std = softplus(flat)
-        log_std = std.clamp_min(torch.finfo(std.dtype).tiny).log_()
-        torch.minimum(log_std, flat, out=log_std)
+        ctx.moderate = _is_moderate(flat)
+        if ctx.moderate:
+            std = flat.exp().log1p_()
+            log_std = std.log()
+        else:
+            std = softplus(flat)
+            log_std = std.clamp_min(torch.finfo(std.dtype).tiny).log_()
+            torch.minimum(log_std, flat, out=log_std)
         ctx.save_for_backward(*rhos, std)
         parts = std.split(ctx.sizes)
         return (
@@ -235,20 +241,35 @@ class _StdTerms(torch.autograd.Function):
             *(rhos, flat.split(ctx.sizes), of_stds),
             *(none if sums is None else sums.unbind() for sums in (of_squares, of_logs)),
         )
-        return tuple(_StdTerms._gradient(*part) for part in zip(*parts, strict=True))
+        # Below this floor sigmoid(rho) and sigma are the same, and 1 / sigma must not overflow.
+        floor = None if ctx.moderate else math.sqrt(torch.finfo(flat.dtype).tiny)
+        return tuple(_StdTerms._gradient(floor, *part) for part in zip(*parts, strict=True))
 
     @staticmethod
     def _gradient(
-        rho: Tensor, std: Tensor, of_std: Tensor | None, of_square: Tensor | None, of_log: Tensor | None
+        floor: float | None,
+        rho: Tensor,
+        std: Tensor,
+        of_std: Tensor | None,
+        of_square: Tensor | None,
+        of_log: Tensor | None,
     ) -> Tensor:
         again = torch.is_grad_enabled()  # a second derivative is wanted
         std = softplus(rho) if again else std.view(rho.shape)
-        # Below this floor sigmoid(rho) and sigma are the same, and 1 / sigma must not overflow.
-        floor = math.sqrt(torch.finfo(std.dtype).tiny)
-        total = torch.zeros_like(std) if of_log is None else std.clamp_min(floor).reciprocal() * of_log
+        slope = torch.sigmoid(rho)
+        total = torch.zeros_like(std) if of_log is None else of_log / (std if floor is None else std.clamp_min(floor))
         if of_square is not None:
             total = total + 2 * of_square * std if again else total.addcmul_(std, of_square, value=2)
         if of_std is not None:
             total = total + of_std if again else total.add_(of_std)
-        slope = torch.sigmoid(rho)
-        return total * slope.clamp_min(floor) if again else total.mul_(slope.clamp_min_(floor))
+        if floor is not None:
+            slope = slope.clamp_min(floor)
+        return total * slope if again else total.mul_(slope)
+
+
+def _is_moderate(rho: Tensor) -> bool:
+    """Whether neither softplus nor its reciprocal comes near the limits of float32; not asked of other devices."""
+    if rho.device.type != "cpu":
+        return False
+    smallest, largest = (end.item() for end in rho.aminmax())
+    return smallest > -40 and largest < 80

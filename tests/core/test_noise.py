@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import special, stats
@@ -9,8 +10,8 @@ from scipy import special, stats
 from dubito.noise import BLOCK, SMALLEST, standard_normal_like
 
 MASK = 2**64 - 1
-SIZES = {torch.float32: (32, 24, 2), torch.float64: (64, 53, 1)}
-"""Bits of a whole number, bits of it that are used, and how many there are in 64."""
+SIZES = {torch.float32: (32, 24), torch.float64: (64, 53)}
+"""Bits of a whole number, and of them those that a number of this type holds."""
 
 
 def splitmix(counter: int) -> int:
@@ -21,13 +22,19 @@ def splitmix(counter: int) -> int:
     return z ^ (z >> 31)
 
 
-def expected(start: int, place: int, dtype: torch.dtype) -> float:
+def expected(keys: list[int], place: int, dtype: torch.dtype) -> float:
     """The number at a place of the noise."""
-    width, bits, in_64 = SIZES[dtype]
-    counter, part = divmod(place, in_64)
-    number = splitmix(start + counter * 0x9E3779B97F4A7C15) >> (width * part) & (2**width - 1)
-    signed = number - 2**width if number >= 2 ** (width - 1) else number
-    return math.sqrt(2) * special.erfinv(((signed >> width - bits) + 0.5) / 2 ** (bits - 1))
+    width, bits = SIZES[dtype]
+    block, place = divmod(place, BLOCK * 64 // width)
+    counter, part = divmod(place, 64 // width)
+    word = (splitmix((counter + 1) * 0x9E3779B97F4A7C15) + keys[block]) & MASK
+    half = word >> 32
+    if half >> 31:  # a negative number, and the shift repeats the sign
+        half |= 0xFFFFFFFF00000000
+    word = ((word ^ half) * 0xBF58476D1CE4E5B9) & MASK
+    number = word >> (width * part) & (2**width - 1)
+    signed = number - 2**width if number >> (width - 1) else number
+    return math.sqrt(2) * special.erfinv(signed / 2 ** (width - 1) * (1 - 2.0**-bits))
 
 
 def test_the_reference_has_the_published_first_outputs_of_seed_1234567():
@@ -36,16 +43,17 @@ def test_the_reference_has_the_published_first_outputs_of_seed_1234567():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
-def test_every_number_is_the_normal_quantile_of_a_scrambled_counter(dtype, tolerance):
+def test_every_number_is_the_normal_quantile_of_a_keyed_word(dtype, tolerance):
     """At the ends, around the ends of blocks, and of odd lengths."""
     for count in (3 * BLOCK + 5, 2 * BLOCK):
         torch.manual_seed(3)
         noise = standard_normal_like(torch.empty(count, dtype=dtype))
         torch.manual_seed(3)
-        start = int(torch.randint(-(2**63), 2**63 - 1, ()))
+        blocks = -(-count * SIZES[dtype][0] // (64 * BLOCK))
+        keys = torch.randint(-(2**63), 2**63 - 1, (blocks,)).tolist()
         for block in range(-(-count // BLOCK) + 1):
             for place in range(max(0, block * BLOCK - 3), min(count, block * BLOCK + 3)):
-                assert noise[place].item() == pytest.approx(expected(start, place, dtype), rel=tolerance, abs=1e-7)
+                assert noise[place].item() == pytest.approx(expected(keys, place, dtype), rel=tolerance, abs=1e-7)
 
 
 @pytest.mark.parametrize("count", [SMALLEST - 1, SMALLEST, 20 * SMALLEST + 1])
@@ -65,6 +73,25 @@ def test_noise_is_standard_normal_and_independent(count, dtype):
     assert abs((noise * following).mean().item()) < 4 / math.sqrt(count)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_share_a_word_or_an_entry_of_the_table_are_independent(dtype):
+    """A chi-squared test on 64 x 64 cells of equal probability, for the pairs that have most in common."""
+    torch.manual_seed(1)
+    block = BLOCK * 64 // SIZES[dtype][0]
+    noise = torch.stack([standard_normal_like(torch.empty(8 * block, dtype=dtype)) for _ in range(2)])
+    cells = (special.ndtr(noise.double().numpy()) * 64).astype(int)
+    calls, places = cells, cells.reshape(2, 8, block)
+    pairs = {
+        "a word": (cells[:, ::2], cells[:, 1::2]),
+        "the table, in one call": (places[:, :-1], places[:, 1:]),
+        "the table, in two calls": (calls[0], calls[1]),
+        "the other half, in another block": (places[:, :-1, ::2], places[:, 1:, 1::2]),
+    }
+    for name, (left, right) in pairs.items():
+        counts = np.bincount((64 * left + right).ravel(), minlength=64 * 64)
+        assert stats.chisquare(counts).pvalue > 1e-3, name
+
+
 def test_tails_are_as_heavy_as_they_should_be():
     """Of 20 million numbers about 1,266 lie beyond 4; the tolerance is 4 standard errors."""
     torch.manual_seed(0)
@@ -75,9 +102,10 @@ def test_tails_are_as_heavy_as_they_should_be():
 
 
 def test_noise_is_always_finite():
-    """The smallest and the largest number that a counter can give are finite quantiles."""
-    for dtype, (_, bits, _) in SIZES.items():
-        ends = torch.tensor([2.0**-bits, 1 - 2.0**-bits, 2.0**-bits - 1], dtype=dtype)
+    """The smallest and the largest number that a word can give are finite quantiles."""
+    for dtype, (width, bits) in SIZES.items():
+        whole = torch.tensor([2 ** (width - 1) - 1, -(2 ** (width - 1)), 0], dtype=getattr(torch, f"int{width}"))
+        ends = whole.to(dtype) * (2.0 ** (1 - width) * (1 - 2.0**-bits))
         assert ends.erfinv().isfinite().all()
         assert ends.abs().max() < 1
 
