@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +31,7 @@ from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, Local, Mean, Weight, estimator
 from dubito.layers import BayesLayer
 from dubito.noise import standard_normal_like
+from dubito.posterior import Posterior
 
 __all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
 
@@ -128,23 +130,19 @@ class WeightDraws(Draws):
 
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
-        self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
-        self._given = GivenWeights({})
+        self._weights = _WeightsOfOneDraw([layer for layer in model.modules() if isinstance(layer, BayesLayer)])
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
     def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
         """One draw each, two with the same noise and opposite signs."""
-        given = self._given
         for index, seed in enumerate(self._shared or self.seeds()):
             if index % 2 == 0:
-                _seed(batch.device, self._weight_seeds[index])
-                noise = {id(layer): layer.weight_noise() for layer in self._layers}
-            for layer in self._layers:
-                earlier = given.weights.get(id(layer))
-                given.weights[id(layer)] = layer.draw(noise[id(layer)], -1 if index % 2 else 1, earlier)
+                self._weights.renew(self._weight_seeds[index])
+            else:
+                self._weights.mirror()
             _seed(batch.device, seed)
-            with estimator(self.model, given):
+            with estimator(self.model, self._weights):
                 outputs = self._outputs(batch)
             yield outputs.unsqueeze(0)
 
@@ -184,6 +182,62 @@ class GivenWeights(Estimator):
             linear_map, x = layer.as_linear_map(x, *arguments)
             return linear_map(x, weight, bias)
         return layer.linear_map(x, weight, bias, *arguments)
+
+
+class _WeightsOfOneDraw(GivenWeights):
+    """Weights that a layer draws when it is first called, when it is known which memory layout suits its input best.
+
+    So the layout follows from the size of the layer's maps, and it decides which number of the noise goes to which
+    weight: the draws of a seed are the same for all batches, also of other sizes.
+    """
+
+    def __init__(self, layers: list[BayesLayer]) -> None:
+        super().__init__({})
+        self._numbers = {id(layer): number for number, layer in enumerate(layers)}
+        self._posteriors: dict[int, dict[str, Posterior]] = {}
+        self._noise: dict[int, dict[str, Tensor]] = {}
+        self._earlier: dict[int, dict[str, Tensor]] = {}
+        self._seeds: list[int] = []
+        self._sign = 1
+
+    def renew(self, seed: int) -> None:
+        """From now on the weights are mu + sigma eps with fresh eps."""
+        generator = torch.Generator().manual_seed(seed)
+        self._seeds = torch.randint(2**62, (len(self._numbers),), generator=generator).tolist()
+        self._noise.clear()
+        self.weights.clear()
+        self._sign = 1
+
+    def mirror(self) -> None:
+        """From now on the weights are mu - sigma eps with the same eps."""
+        self.weights.clear()
+        self._sign = -1
+
+    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
+        """F(x, w)."""
+        key = id(layer)
+        if key not in self.weights:
+            if key not in self._posteriors:
+                self._posteriors[key] = _arranged(layer, x, *arguments)
+            posteriors, earlier = self._posteriors[key], self._earlier.get(key, {})
+            if key not in self._noise:
+                generator = _generator(x.device, self._seeds[self._numbers[key]])
+                self._noise[key] = {name: standard_normal_like(q.mean, generator) for name, q in posteriors.items()}
+            noise = self._noise[key]
+            drawn = {name: q.draw(noise[name], self._sign, earlier.get(name)) for name, q in posteriors.items()}
+            self._earlier[key] = drawn
+            self.weights[key] = drawn["weight"], drawn.get("bias", layer.bias_mean)
+        return super().__call__(layer, x, *arguments)
+
+
+def _arranged(layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Posterior]:
+    """The layer's posteriors, that of the weight in the memory layout that is best for such inputs."""
+    posteriors = layer.posteriors()
+    weight = posteriors["weight"]
+    if not layer.is_batched(x) or not runs_eagerly(x, weight.mean):
+        return posteriors
+    linear_map, x = layer.as_linear_map(x, *arguments)
+    return {**posteriors, "weight": weight.mapped(partial(linear_map.arranged, x))}
 
 
 class _LocalOfCopies(Local):
@@ -233,6 +287,11 @@ def _seed(device: torch.device, seed: int) -> None:
             torch.cuda.manual_seed(seed)
     elif device.type not in ("cpu", "meta"):
         getattr(torch, device.type).manual_seed(seed)
+
+
+def _generator(device: torch.device, seed: int) -> torch.Generator | None:
+    """A generator of its own; numbers that are not there need none."""
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
 def _random_state(device: torch.device) -> Tensor:

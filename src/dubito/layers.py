@@ -180,15 +180,9 @@ class BayesLayer(nn.Module, ABC):
         """Fresh standard normal noise for each Bayesian tensor."""
         return {name: standard_normal_like(q.mean) for name, q in self.posteriors().items()}
 
-    def draw(
-        self, noise: dict[str, Tensor], sign: int = 1, out: tuple[Tensor, Tensor | None] | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias mu + sign * sigma * noise; a bias without a posterior is as it is.
-
-        `out`, an earlier draw, is overwritten.
-        """
-        earlier = dict(zip(("weight", "bias"), out or (None, None), strict=True))
-        drawn = {name: q.draw(noise[name], sign, earlier[name]) for name, q in self.posteriors().items()}
+    def draw(self, noise: dict[str, Tensor], sign: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias mu + sign * sigma * noise; a bias without a posterior is as it is."""
+        drawn = {name: q.draw(noise[name], sign) for name, q in self.posteriors().items()}
         return drawn["weight"], drawn.get("bias", self.bias_mean)
 
     def active_estimator(self) -> Estimator:

@@ -23,6 +23,9 @@ class LinearMap(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output."""
 
+    def arranged(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The weight, in the memory layout that is fastest for such inputs."""
+
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
         """Gradients of input, weight and bias, each if needed, from that of the output."""
 
@@ -34,6 +37,10 @@ class MatrixProduct:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output."""
         return linear(x, weight, bias)
+
+    def arranged(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As it is."""
+        return weight
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
         """Three products."""
@@ -59,7 +66,7 @@ class Convolution:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output."""
         window = self._tiny(x, weight)
-        if window is not None and window.is_dense and len(x) >= MANY:
+        if window is not None and window.is_dense and len(x) >= (MANY if weight.is_contiguous() else FEW):
             return _output(window, x, weight, bias)
         return torch.convolution(
             x,
@@ -73,12 +80,18 @@ class Convolution:
             self.groups,
         )
 
+    def arranged(self, x: Tensor, weight: Tensor) -> Tensor:
+        """For tiny maps with the channels last, otherwise as it is."""
+        window = self._tiny(x, weight)
+        dense = window is not None and window.is_dense
+        return weight.contiguous(memory_format=torch.channels_last) if dense else weight
+
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
-        """torch's own, but for tiny maps."""
+        """torch's own, but for tiny maps; that of a weight has its memory layout there."""
         window = self._tiny(x, weight)
         if window is not None and len(x) < FEW:
             window = None
-        dense = window is not None and window.is_dense and len(x) >= MANY
+        dense = window is not None and window.is_dense and len(x) >= (MANY if weight.is_contiguous() else FEW)
         of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
             gradient,
             x,
@@ -95,7 +108,7 @@ class Convolution:
         )
         if window is not None:
             of_bias = gradient.sum((0, 2, 3)) if needs[2] else None
-            of_weight = _weight_gradient(window, gradient, x, weight.shape) if needs[1] else None
+            of_weight = _weight_gradient(window, gradient, x, weight) if needs[1] else None
             if dense and needs[0]:
                 of_x = _input_gradient(window, gradient, x, weight)
         return of_x, of_weight, of_bias
@@ -145,12 +158,14 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.flatten(2).mT.reshape(len(x), -1)
 
 
-def _weight_gradient(window: Window, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+def _weight_gradient(window: Window, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a weight: a product of matrices for each cell of the kernel."""
+    size, channels, *kernel = weight.shape
     rows = gradient.flatten(2).permute(1, 2, 0).contiguous()  # (out, positions, N)
     columns = x.flatten(2).permute(2, 0, 1).contiguous()  # (positions, N, in)
-    weight = x.new_empty(math.prod(window.kernel), shape[0], shape[1])
-    for cell, (outputs, inputs) in zip(weight.unbind(), window.reached(), strict=True):
-        left = rows.index_select(1, outputs).view(shape[0], len(outputs) * len(x))
-        torch.mm(left, columns.index_select(0, inputs).view(-1, shape[1]), out=cell)
-    return weight.permute(1, 2, 0).contiguous().view(shape)
+    cells = x.new_empty(size, math.prod(kernel), channels)
+    for cell, (outputs, inputs) in enumerate(window.reached()):
+        left = rows.index_select(1, outputs).view(size, len(outputs) * len(x))
+        torch.mm(left, columns.index_select(0, inputs).view(-1, channels), out=cells[:, cell])
+    found = cells.view(size, *kernel, channels).permute(0, 3, 1, 2)
+    return found if weight.is_contiguous(memory_format=torch.channels_last) else found.contiguous()

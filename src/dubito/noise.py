@@ -27,8 +27,8 @@ BLOCK = 1 << 17
 """Words of 64 bits that are made at once: enough for all cores, few enough for their caches."""
 
 
-def standard_normal_like(x: Tensor) -> Tensor:
-    """Independent N(0, 1) numbers with the shape, dtype and device of `x`.
+def standard_normal_like(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Independent N(0, 1) numbers with the shape, memory layout, dtype and device of `x`.
 
     >>> noise = standard_normal_like(torch.empty(1000, 1000))
     >>> bool(noise.mean().abs() < 0.01), bool((noise.var() - 1).abs() < 0.01)
@@ -42,10 +42,10 @@ def standard_normal_like(x: Tensor) -> Tensor:
         or x.numel() < SMALLEST
         or torch._C._functorch.is_functorch_wrapped_tensor(x)
     ):
-        return torch.randn_like(x)
+        return torch.randn_like(x) if generator is None else torch.empty_like(x).normal_(generator=generator)
     with torch.no_grad(), _shown_to_profilers():
-        noise = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-        _fill(noise.view(-1))
+        noise = torch.empty_like(x)
+        _fill(noise.as_strided((noise.numel(),), (1,)), generator)  # without gaps, whatever the order of the axes
     return noise
 
 
@@ -54,12 +54,12 @@ def _shown_to_profilers() -> AbstractContextManager[Any]:
     return record_function("dubito::noise") if torch._C._autograd._profiler_enabled() else nullcontext()
 
 
-def _fill(noise: Tensor) -> None:
+def _fill(noise: Tensor, generator: torch.Generator | None) -> None:
     """Fill a vector with normal numbers."""
     whole, bits = (torch.int32, 24) if noise.dtype is torch.float32 else (torch.int64, 53)
     width = torch.iinfo(whole).bits
     parts = noise.split(BLOCK * 64 // width)
-    keys = torch.randint(-(2**63), 2**63 - 1, (len(parts),), device="cpu").tolist()
+    keys = torch.randint(-(2**63), 2**63 - 1, (len(parts),), generator=generator, device="cpu").tolist()
     table, scratch = _table(), torch.empty(2, BLOCK, dtype=torch.int64, device="cpu")
     for key, part in zip(keys, parts, strict=True):
         needed = -(-part.numel() * width // 64)

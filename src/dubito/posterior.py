@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -131,6 +131,10 @@ class Posterior:
             noise = standard_normal_like(at_least_single(self.mean))
         return torch.addcmul(self.mean.to(noise.dtype), self._wide_std.to(noise.dtype), noise, value=sign, out=out)
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Posterior:
+        """The posterior of weights in another order or memory layout."""
+        return Posterior(function(self.mean), function(self.free), self.parameterization)
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """log q(w) of each weight, in nats."""
         log_std = self.log_std
@@ -150,9 +154,20 @@ class KeptPosterior(Posterior):
 
     _terms: tuple[Tensor, ...]  # sigma; then, where KL may be wanted, the sums of sigma^2, log sigma and mu^2
 
+    @classmethod
+    def of(cls, q: Posterior, *terms: Tensor) -> KeptPosterior:
+        """The posterior with its moments."""
+        kept = cls(q.mean, q.free, q.parameterization)
+        object.__setattr__(kept, "_terms", terms)
+        return kept
+
     @property
     def _wide_std(self) -> Tensor:
         return self._terms[0]
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Posterior:
+        """The posterior of weights in another order or memory layout."""
+        return KeptPosterior.of(super().mapped(function), function(self._terms[0]), *self._terms[1:])
 
     @property
     def sum_variance(self) -> Tensor:
@@ -197,9 +212,7 @@ def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
         else:  # a prediction, which has no use for sums
             all_terms = ((softplus(rho),) for rho in free)
         for number, terms in zip(numbers, all_terms, strict=True):
-            q = posteriors[number]
-            kept[number] = KeptPosterior(q.mean, q.free, q.parameterization)
-            object.__setattr__(kept[number], "_terms", terms)
+            kept[number] = KeptPosterior.of(posteriors[number], *terms)
     return kept
 
 

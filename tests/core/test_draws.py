@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.draws import MANY
+import dubito.layers
+from dubito.draws import MANY, _WeightsOfOneDraw
 from dubito.errors import OptionError
 
 
@@ -112,6 +113,56 @@ def test_pairs_of_weight_draws_are_mirror_images():
         torch.testing.assert_close((outputs[first] + outputs[second]) / 2, mean)
     assert (outputs[0] - outputs[2]).abs().max() > 1e-3
     assert (outputs[4] - mean).abs().max() > 1e-3
+
+
+def on_tiny_maps() -> nn.Sequential:
+    """Convolutions whose maps have four positions, and more weights than torch draws by itself."""
+    torch.manual_seed(0)
+    options = {"initial_std": 0.2, "dtype": torch.float64}
+    model = nn.Sequential(
+        dubito.BayesConv2d(1, 64, 3, stride=2, padding=1, **options),
+        nn.Softplus(),
+        dubito.BayesConv2d(64, 64, 3, padding=1, **options),
+        nn.Flatten(),
+        dubito.BayesLinear(64 * 4, 3, **options),
+    )
+    return dubito.attach_head(model, "softplus")
+
+
+@pytest.mark.parametrize("model", [network, on_tiny_maps], ids=["maps", "tiny maps"])
+@pytest.mark.parametrize("size", [7, MANY, 2 * MANY])
+def test_weight_draws_do_not_depend_on_how_images_are_grouped(model, size):
+    model, x = model(), images(2 * MANY + 5)
+    whole = dubito.predict(model, x, samples=3, route="weights", generator=seeded(2))
+    parts = dubito.predict(model, x, samples=3, route="weights", generator=seeded(2), batch_size=size)
+    torch.testing.assert_close(parts.probs, whole.probs)
+    torch.testing.assert_close(parts.epistemic, whole.epistemic)
+
+
+def test_weights_are_drawn_in_the_layout_that_suits_their_maps():
+    """With the channels last where maps are tiny; the draws themselves have the posterior's moments."""
+    model = on_tiny_maps()
+    drawn = {}
+    with torch.no_grad(), dubito.layers.posteriors_kept(model):
+        weights = _WeightsOfOneDraw([model[0], model[2], model[4]])
+        with dubito.estimator(model, weights):
+            for seed in range(3):
+                weights.renew(seed)
+                model(images(MANY))
+                plus = {key: pair[0].clone() for key, pair in weights.weights.items()}
+                weights.mirror()
+                model(images(MANY))
+                drawn[seed] = plus, {key: pair[0].clone() for key, pair in weights.weights.items()}
+    assert [drawn[0][0][id(layer)].is_contiguous() for layer in (model[0], model[2])] == [True, False]
+    assert drawn[0][0][id(model[2])].is_contiguous(memory_format=torch.channels_last)
+    for layer in (model[0], model[2], model[4]):
+        for plus, minus in drawn.values():
+            torch.testing.assert_close((plus[id(layer)] + minus[id(layer)]) / 2, layer.weight_mean.detach())
+        noise = torch.stack([plus[id(layer)] - layer.weight_mean.detach() for plus, _ in drawn.values()]) / 0.2
+        assert abs(noise.mean()) < 4 / math.sqrt(noise.numel())
+        assert abs(noise.square().mean() - 1) < 4 * math.sqrt(2 / noise.numel())
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert abs((noise[one] * noise[other]).mean()) < 4 / math.sqrt(noise[0].numel())
 
 
 def test_copies_of_an_image_vary_although_the_first_layer_convolves_it_once():

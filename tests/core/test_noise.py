@@ -110,6 +110,18 @@ def test_noise_is_always_finite():
         assert ends.abs().max() < 1
 
 
+def test_noise_has_the_memory_layout_of_its_model_and_no_gaps():
+    """The same numbers in the order of memory, whatever the order of the axes; a generator of its own decides them."""
+    plain = torch.empty(64, 64, 3, 3)
+    last, gaps = plain.contiguous(memory_format=torch.channels_last), torch.empty(64, 64, 3, 6)[..., ::2]
+    flat, of_last, of_gaps = (standard_normal_like(x, torch.Generator().manual_seed(1)) for x in (plain, last, gaps))
+    assert of_last.stride() == last.stride()
+    assert torch.equal(of_last.permute(0, 2, 3, 1).reshape(-1), flat.view(-1))
+    assert torch.equal(of_gaps.view(-1), flat.view(-1))
+    small = standard_normal_like(torch.empty(5, 3), torch.Generator().manual_seed(1))
+    assert torch.equal(small, torch.randn(5, 3, generator=torch.Generator().manual_seed(1)))
+
+
 def test_noise_depends_on_the_seed_and_not_on_the_threads():
     before = torch.get_num_threads()
     like = torch.empty(3 * SMALLEST)

@@ -63,6 +63,23 @@ def test_convolutions_on_tiny_maps_are_torch_s(images, size, kernel, stride):
     assert convolution.gradients(gradient, x, weight, (False, False, False)) == (None, None, None)
 
 
+@pytest.mark.parametrize("images", [FEW - 1, FEW, MANY])
+def test_weights_arranged_for_tiny_maps_give_the_same(images):
+    """With the channels last, which is the layout of the gradient then too; other weights stay as they are."""
+    convolution = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    x, weight, bias = randn(images, 3, 2, 2), randn(5, 3, 3, 3, seed=1), randn(5, seed=2)
+    arranged = convolution.arranged(x, weight)
+    assert arranged.is_contiguous(memory_format=torch.channels_last)
+    assert convolution.arranged(randn(images, 3, 8, 8), weight) is weight
+    torch.testing.assert_close(convolution(x, arranged, bias), convolution(x, weight, bias))
+    gradient = randn(images, 5, 2, 2, seed=3)
+    found = convolution.gradients(gradient, x, arranged, (True, True, True))
+    for own, expected in zip(found, convolution.gradients(gradient, x, weight, (True, True, True)), strict=True):
+        torch.testing.assert_close(own, expected)
+    if images >= FEW:
+        assert found[1].stride() == arranged.stride()
+
+
 def test_only_tiny_maps_of_many_images_on_a_cpu_are_computed_as_matrices(monkeypatch):
     """Counts how often the rows of a kernel are asked for."""
     asked, rows = [], Window.rows
