@@ -60,6 +60,11 @@ class Window:
         return math.prod(self.input) <= math.prod(self.kernel) and self.groups == 1 and set(self.dilation) == {1}
 
     @property
+    def is_compact(self) -> bool:
+        """Whether the matrix of the convolution is at most twice as large as the kernel, so that it is soon made."""
+        return self.pairs <= 2 * math.prod(self.kernel)
+
+    @property
     def pairs(self) -> int:
         """Pairs of a position of the output and one of the input."""
         return math.prod(self.output) * math.prod(self.input)

@@ -54,7 +54,7 @@ def _convolution(
     cost = x.expected[0].numel() * channels * positions if window.is_dense else work
     images = x.expected.shape[0]
     # For a few images the matrix is not worth making; a graph for any number of them makes it once and for all.
-    if not window.is_dense or (isinstance(images, int) and images < 16):
+    if not window.is_dense or not window.is_compact or (isinstance(images, int) and images < 16):
 
         def convolve(value: Tensor, by: Tensor, offset: Tensor | None) -> Tensor:
             return function(value, by, offset, stride, padding, dilation, groups)
