@@ -6,7 +6,7 @@ from typing import Any
 
 from dubito.benchmark import Work
 from dubito.benchmark.profile import Group
-from dubito.benchmark.systems import Frequentist, LocalDraws, Moments, OneWeightDraw, WeightDraws
+from dubito.benchmark.systems import Frequentist, FrequentistInFour, LocalDraws, Moments, OneWeightDraw, WeightDraws
 from dubito.benchmark.work import Task
 
 TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
@@ -37,7 +37,8 @@ against as many passes of the twin, the others are training steps.
 
 ALIKE = f"""
 Peers that draw the weights draw them once for the whole batch, as `{OneWeightDraw.name}` does; `{WeightDraws.name}`
-draws them for each quarter of it, in two pairs.
+draws them for each quarter of it, in two pairs. What the quarters cost by themselves, without draws, noise or KL, is in
+the row `{FrequentistInFour.name}`: below it nothing that has four sets of weights can come.
 """
 
 PROFILE = """Milliseconds of one execution, by torch's profiler; an operator counts without the time of those it calls.

@@ -79,11 +79,11 @@ def network_stage(
 
 
 def full_plan() -> list[Stage]:
-    """Everything; a quarter of an hour on two cores. VGG16's one image by 100 draws alone would take longer."""
+    """Everything; some 20 minutes on two cores. VGG16's one image by 100 draws alone would take as long."""
     return [
         network_stage("lenet5", 128, 25, 25, start=22),
         network_stage("alexnet", 128, 15, 45, start=38, profiled=True),
-        network_stage("vgg16", 32, 7, 70, start=130, single=False),
+        network_stage("vgg16", 128, 5, 120, start=220, single=False),
         growth(AXES, 9, 6),
     ]
 

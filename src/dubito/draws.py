@@ -28,7 +28,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dubito.autograd import runs_eagerly
 from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators import Estimator, Local, Mean, Weight, estimator
+from dubito.estimators import Estimator, Local, Mean, Weight, estimator, forced
 from dubito.layers import BayesLayer
 from dubito.noise import standard_normal_like
 from dubito.posterior import Posterior
@@ -130,7 +130,8 @@ class WeightDraws(Draws):
 
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
-        self._weights = _WeightsOfOneDraw([layer for layer in model.modules() if isinstance(layer, BayesLayer)])
+        self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+        self._weights = _WeightsOfOneDraw(self._layers)
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
@@ -142,7 +143,7 @@ class WeightDraws(Draws):
             else:
                 self._weights.mirror()
             _seed(batch.device, seed)
-            with estimator(self.model, self._weights):
+            with forced(self._layers, self._weights):
                 outputs = self._outputs(batch)
             yield outputs.unsqueeze(0)
 

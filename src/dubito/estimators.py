@@ -14,7 +14,7 @@ With F the layer's linear map (a convolution or a matrix product) and q(w) = N(m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +30,7 @@ from dubito.local import local_reparameterization
 if TYPE_CHECKING:
     from dubito.layers import BayesLayer
 
-__all__ = ["Estimator", "Flipout", "Local", "Mean", "Weight", "estimator", "make_estimator"]
+__all__ = ["Estimator", "Flipout", "Local", "Mean", "Weight", "estimator", "forced", "make_estimator"]
 
 
 class Estimator(ABC):
@@ -195,7 +195,13 @@ def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) 
     from dubito.layers import BayesLayer
 
     chosen = None if given is None else make_estimator(given, **options)
-    layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
+    with forced([layer for layer in module.modules() if isinstance(layer, BayesLayer)], chosen):
+        yield
+
+
+@contextmanager
+def forced(layers: Sequence[BayesLayer], chosen: Estimator | None) -> Iterator[None]:
+    """The same for layers that were looked up before."""
     before = [layer.forced_estimator for layer in layers]
     try:
         for layer in layers:

@@ -10,7 +10,7 @@ from benchmark_workers import ClockWorker, Exits, Missing, Raises, here
 import dubito
 from dubito.benchmark import OURS, Frequentist, Measure, PlainNetwork, Work, compare, measures_of, open_workers, ratios
 from dubito.benchmark.memory import forget_peak, peak
-from dubito.benchmark.systems import Flips, LocalDraws, Moments, OneWeightDraw, WeightDraws
+from dubito.benchmark.systems import Flips, FrequentistInFour, LocalDraws, Moments, OneWeightDraw, WeightDraws
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import WorkerError
 
@@ -72,6 +72,20 @@ def test_systems_do_only_what_they_can_and_are_asked_for() -> None:
     found = compare(workers, measures)
     assert set(found.ratios[Moments.name]) == {"once"}
     assert set(found.ratios[LocalDraws.name]) == {"step"}
+
+
+def test_the_twin_in_quarters_has_the_twin_s_loss_and_gradients() -> None:
+    """Also of a batch that four does not divide; it trains only."""
+    assert not FrequentistInFour.predicts
+    for batch in (8, 7):
+        images, labels = Work(TINY, Task.STEP, batch).data()
+        found = []
+        for kind in (Frequentist, FrequentistInFour):
+            system = kind(STEP.build())
+            loss = system.loss(images, labels)
+            found.append([loss.detach(), *torch.autograd.grad(loss, list(system.network.parameters()))])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Frequentist, LocalDraws, WeightDraws, OneWeightDraw, Flips])

@@ -39,9 +39,9 @@ def test_the_plain_layers_have_the_kl_and_the_moments_of_dubitos() -> None:
     assert ((draws[0].std(0) / draws[1].std(0)).log().abs() < 6 * count**-0.5).all()
 
 
-def test_the_full_plan_fits_into_a_quarter_of_an_hour_and_measures_everything() -> None:
+def test_the_full_plan_fits_into_twenty_minutes_and_measures_everything() -> None:
     stages = {stage.name: stage for stage in full_plan()}
-    assert sum(stage.seconds for stage in stages.values()) < 15 * 60
+    assert sum(stage.seconds for stage in stages.values()) < 20 * 60
     assert {name for name, stage in stages.items() if stage.systems == SYSTEMS} == {"lenet5", "alexnet", "vgg16"}
     grown = {measure.name for measure in stages["growth"].measures}
     assert grown == {f"{axis}={value}" for axis, values in AXES.items() for value in values}

@@ -102,9 +102,10 @@ def _tasks(workers: Mapping[str, Worker], measure: Measure) -> dict[str, Work]:
     """The work of each system that takes part; the twin does the reference."""
     tasks = {}
     for name, worker in workers.items():
+        can = worker.kind.trains if measure.work.task is Task.STEP else worker.kind.predicts
         if name == Frequentist.name:
             tasks[name] = measure.reference
-        elif (not measure.only or name in measure.only) and (worker.kind.trains or measure.work.task is not Task.STEP):
+        elif can and (not measure.only or name in measure.only):
             tasks[name] = measure.work
     return tasks
 

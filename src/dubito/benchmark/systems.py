@@ -23,6 +23,7 @@ __all__ = [
     "OURS",
     "Flips",
     "Frequentist",
+    "FrequentistInFour",
     "LocalDraws",
     "Moments",
     "OneWeightDraw",
@@ -43,7 +44,9 @@ class System(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
     """What is imported before memory is measured."""
     trains: ClassVar[bool] = True
-    """Whether training it is measured too, or its prediction alone."""
+    """Whether training it is measured."""
+    predicts: ClassVar[bool] = True
+    """Whether its predictions are measured."""
 
     def __init__(self, network: nn.Module) -> None:
         head = resolve_head(network)
@@ -83,6 +86,18 @@ class Frequentist(System):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The likelihood alone."""
         return self.nll(images, labels)
+
+
+class FrequentistInFour(Frequentist):
+    """The twin that takes its batch in quarters, as a network must that has other weights for each of them."""
+
+    name = "frequentist twin, batch in 4"
+    predicts = False
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The mean of the quarters' losses, or of as many parts as there are images."""
+        parts = zip(images.chunk(4), labels.chunk(4), strict=True)
+        return torch.stack([self.nll(*part) * len(part[0]) for part in parts]).sum() / len(images)
 
 
 class _Dubito(System):
