@@ -16,7 +16,7 @@ one route.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from enum import Enum
 from functools import partial
 from typing import Any, ClassVar
@@ -88,8 +88,8 @@ class Draws(ABC):
         return torch.randint(2**62, (self.samples,), generator=self._stream).tolist()
 
     @abstractmethod
-    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
-        """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`.
+    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
+        """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`; close it if some stay untaken.
 
         `random_head` says that what becomes of the outputs is random too.
         """
@@ -110,7 +110,7 @@ class LoopedDraws(Draws):
         alike = all(layer.forced_estimator in (Weight(), Mean()) for layer in layers) and not _drops_out(model)
         self._shared = self.seeds() if alike else None
 
-    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """One draw each."""
         first: Tensor | None = None
         for index, seed in enumerate(self._shared or self.seeds()):
@@ -135,17 +135,16 @@ class WeightDraws(Draws):
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
-    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """One draw each, two with the same noise and opposite signs."""
-        for index, seed in enumerate(self._shared or self.seeds()):
-            if index % 2 == 0:
-                self._weights.renew(self._weight_seeds[index])
-            else:
-                self._weights.mirror()
-            _seed(batch.device, seed)
-            with forced(self._layers, self._weights):
-                outputs = self._outputs(batch)
-            yield outputs.unsqueeze(0)
+        with forced(self._layers, self._weights):
+            for index, seed in enumerate(self._shared or self.seeds()):
+                if index % 2 == 0:
+                    self._weights.renew(self._weight_seeds[index])
+                else:
+                    self._weights.mirror()
+                _seed(batch.device, seed)
+                yield self._outputs(batch).unsqueeze(0)
 
 
 class StackedDraws(Draws):
@@ -155,7 +154,7 @@ class StackedDraws(Draws):
         super().__init__(model, samples, generator)
         self._largest = largest
 
-    def of(self, batch: Tensor, random_head: bool = False) -> Iterator[Tensor]:
+    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """As many draws at once as fit."""
         seeds, done = self.seeds(), 0
         while done < self.samples:

@@ -8,7 +8,7 @@ in :mod:`dubito.draws`, how to do without them in :mod:`dubito.moments`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -136,15 +136,16 @@ def _predict_batch(draws: Draws, batch: Tensor, head: ClassificationHead, covari
     """The prediction of one batch from blocks of draws (T, N, C, ...)."""
     split: Decomposition | LogitDecomposition
     split = LogitDecomposition(covariance) if isinstance(head, KendallGalHead) else Decomposition(covariance)
-    for outputs in draws.of(batch, random_head=isinstance(head, KendallGalHead)):
-        flat = outputs.flatten(0, 1)
-        shape = outputs.shape[:2]
-        probs = head.probs(flat).unflatten(0, shape)
-        if isinstance(split, LogitDecomposition):
-            assert isinstance(head, KendallGalHead)
-            split.update(probs, *(moment.unflatten(0, shape) for moment in head.logit_moments(flat)))
-        else:
-            split.update(probs)
+    with closing(draws.of(batch, random_head=isinstance(head, KendallGalHead))) as blocks:
+        for outputs in blocks:
+            flat = outputs.flatten(0, 1)
+            shape = outputs.shape[:2]
+            probs = head.probs(flat).unflatten(0, shape)
+            if isinstance(split, LogitDecomposition):
+                assert isinstance(head, KendallGalHead)
+                split.update(probs, *(moment.unflatten(0, shape) for moment in head.logit_moments(flat)))
+            else:
+                split.update(probs)
     return split.compute()
 
 
