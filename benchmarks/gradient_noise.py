@@ -1,12 +1,12 @@
 """How noisy the gradients of each estimator are on a trained network, and what a step costs: which one to choose.
 
-    python benchmarks/gradient_noise.py RUN [RUN ...] [--batches 4] [--draws 40] [--out FILE.json|FILE.md]
+    python benchmarks/gradient_noise.py RUN [RUN ...] [--batches 4] [--draws 40] [--out FILE.json]
 
 The noise is the trace of the covariance of the likelihood's gradient over draws on a fixed batch of the run's training
 images, as a multiple of `local`'s: for the means, and for the parameters of the standard deviations. KL has no noise.
 A figure is the median over the batches, with the lowest and the highest. Times are medians of forward and backward
 passes, in turns in one process. Noise times time, the last column, is the variance that is left after a given time of
-averaging gradients of the means: the lower, the better.
+averaging gradients of the means: the lower, the better. `--out` writes the results for docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def main() -> None:
         parser.error("a variance needs --draws of at least 2 and --batches of at least 1.")
     torch.set_flush_denormal(True)
     results = [measure(Run.open(path), given.batches, given.draws) for path in given.runs]
-    text = "\n\n".join(map(markdown, results)) + "\n"
-    print(text)
+    print("\n\n".join(map(markdown, results)))
     if given.out:
-        write_atomically(given.out, text if given.out.suffix == ".md" else json.dumps(results, indent=2) + "\n")
+        write_atomically(given.out, json.dumps(results, indent=2) + "\n")
 
 
 class Noise:
@@ -130,12 +129,8 @@ def summary(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    lines = [
-        f"## {result['run']}: {result['draws']} draws on {result['batches']} batches of {result['batch_size']}, "
-        f"{result['threads']} threads\n",
-        f"| estimator | {' | '.join(COLUMNS)} |",
-        "| --- " * (1 + len(COLUMNS)) + "|",
-    ]
+    title = f"{result['run']}, {result['draws']} draws on {result['batches']} batches of {result['batch_size']}"
+    lines = [f"| {title} | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
     for name, row in result["rows"].items():
         noises = ["{:.3g} ({:.3g} .. {:.3g})".format(*row[key]) for key in ("noise_of_means", "noise_of_deviations")]
         both = row["noise_of_means"][0] * row["time"]

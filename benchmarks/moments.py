@@ -1,12 +1,12 @@
 """Prediction by propagated moments against prediction by many draws: how close it comes, and what it costs.
 
-    python benchmarks/moments.py runs/mnist-lenet5 [runs/...] [--images 512] [--draws 1000] [--noise 0.2] [--out FOLDER]
+    python benchmarks/moments.py RUN [RUN ...] [--images 512] [--draws 1000] [--noise 0.2] [--out FILE.json]
 
 The reference is a prediction by `--draws` draws of each layer's own estimator (route ``loop``), on clean test images
 and on the same ones with noise. Its own error shows in the row that compares one half of it with the other; a further
 row has 100 draws of the weights themselves, whose positions are not independent. Costs are medians with
 quartiles of a batch of 128 images, in turns in one process; the forward pass is that of the posterior means. `--out`
-writes moments.md and moments.json.
+writes the results for docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--noise", type=float, default=0.2, help="standard deviation, for pixels from 0 to 1")
-    parser.add_argument("--out", type=Path, help="a folder for moments.md and moments.json")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
     results = [measure(Run.open(path), arguments) for path in arguments.runs]
     if arguments.out:
-        write_atomically(arguments.out / "moments.json", json.dumps(results, indent=2) + "\n")
-        write_atomically(arguments.out / "moments.md", "\n\n".join(map(markdown, results)) + "\n")
+        write_atomically(arguments.out, json.dumps(results, indent=2) + "\n")
 
 
 def measure(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -146,17 +145,12 @@ def spread(values: list[float]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    lines = [
-        f"## {result['run']}: {result['images']} test images, against {result['draws']} draws\n",
-        f"| images | prediction | {' | '.join(COLUMNS)} |",
-        "| --- " * (2 + len(COLUMNS)) + "|",
-    ]
+    title = f"{result['run']}, {result['images']} test images, against {result['draws']} draws"
+    lines = [f"| {title} | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
     for row in result["rows"]:
         first, *ratios = (row[name] for name in COLUMNS)
         numbers = " | ".join([f"{first:.5f}", *(f"{ratio:.4f}" for ratio in ratios)])
-        lines.append(f"| {row['images']} | {row['prediction']} | {numbers} |")
-    lines += [f"\n| batch of {BATCH} | milliseconds | forward passes |", "| --- | --- | --- |"]
-    lines += [f"| {name} | {value['ms']} | {value['passes']:.2f} |" for name, value in result["cost"].items()]
+        lines.append(f"| {row['images']}: {row['prediction']} | {numbers} |")
     return "\n".join(lines)
 
 

@@ -1,17 +1,21 @@
 """Training without sampling noise: the expected log-likelihood through propagated moments against one `local` draw.
 
-    python benchmarks/moments_training.py [--data digits] [--seconds 60] [--points 8] [--seeds 3]
+    python benchmarks/moments_training.py [--data digits] [--seconds 60] [--points 8] [--seeds 3] [--out FILE.json]
 
 Two LeNet-5 of the same initialisation take steps in turns in one process, always the one that has had less time, until
-each has had `--seconds`. Prints steps, and validation NLL and accuracy by 20 draws, for each seed.
+each has had `--seconds`. Steps, and validation NLL and accuracy by 20 draws, for each seed; `--out` writes them for
+docs/choosing.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,7 @@ import dubito
 from dubito.head import SoftplusHead, categorical_log_likelihood
 from dubito.moments import logit_moments
 from dubito.training import ImageData
+from dubito.training.run import write_atomically
 
 TEMPERATURE = 0.05
 
@@ -31,14 +36,17 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
-    print(f"{'seed':>4}{'objective':>12}{'steps':>8}{'ms a step':>12}{'NLL':>12}{'accuracy':>12}")
-    for seed in range(arguments.seeds):
-        race(arguments, seed)
+    rows = [row for seed in range(arguments.seeds) for row in race(arguments, seed)]
+    result = {"data": arguments.data, "seconds": arguments.seconds, "rows": rows}
+    print(markdown(result))
+    if arguments.out:
+        write_atomically(arguments.out, json.dumps(result, indent=2) + "\n")
 
 
-def race(arguments: argparse.Namespace, seed: int) -> None:
+def race(arguments: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
     torch.manual_seed(seed)
     data = ImageData(arguments.data, batch_size=128)
     part = data.train_part
@@ -66,8 +74,9 @@ def race(arguments: argparse.Namespace, seed: int) -> None:
         steps[name] += 1
     for name, model in models.items():
         nll, accuracy = evaluate(model, data)
-        each = 1000 * spent[name] / steps[name]
-        print(f"{seed:>4}{name:>12}{steps[name]:>8}{each:>12.1f}{nll:>12.4f}{accuracy:>12.2%}", flush=True)
+        milliseconds = 1000 * spent[name] / steps[name]
+        row = {"seed": seed, "objective": name, "steps": steps[name], "milliseconds": milliseconds}
+        yield row | {"nll": nll, "accuracy": accuracy}
 
 
 def expected_nll(model: nn.Module, images: Tensor, labels: Tensor, points: int) -> Tensor:
@@ -94,6 +103,15 @@ def evaluate(model: nn.Module, data: ImageData) -> tuple[float, float]:
     mean, truth = torch.cat(probs), torch.cat(labels)
     nll = -categorical_log_likelihood(mean.clamp_min(1e-12).log(), truth).mean()
     return float(nll), float((mean.argmax(1) == truth).double().mean())
+
+
+def markdown(result: dict[str, Any]) -> str:
+    heads = f"{result['data']}, {result['seconds']:g} s each: objective | seed | steps | ms a step | NLL | accuracy"
+    lines = [f"| {heads} |", "| --- " * 6 + "|"]
+    for row in result["rows"]:
+        cells = (row["objective"], row["seed"], row["steps"], f"{row['milliseconds']:.1f}", f"{row['nll']:.4f}")
+        lines.append(f"| {' | '.join(map(str, cells))} | {row['accuracy']:.2%} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

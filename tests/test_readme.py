@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,19 @@ def test_the_results_are_those_of_the_files_that_training_wrote() -> None:
             best = min(csv.DictReader(file), key=lambda row: float(row["val_nll"]))
         measured = (100 * float(best["val_accuracy"]), float(best["val_nll"]), float(best["val_ece"]))
         assert (accuracy, nll, ece) == (f"{measured[0]:.2f}", f"{measured[1]:.3f}", f"{measured[2]:.3f}"), name
+
+
+def test_the_costs_are_those_that_the_benchmark_measured() -> None:
+    """A row of the README's table: a system, its step, ten draws, one image by 100 draws, peak memory."""
+    stage = json.loads((ROOT / "results" / "benchmark.json").read_text(encoding="utf-8"))["stages"]["alexnet"]
+    twin = stage["memory"]["frequentist twin"]
+    rows = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README, re.MULTILINE)
+    assert len(rows) >= 5
+    for system, *written in rows:
+        medians = [stage["ratios"][system][measure]["median"] for measure in ("step", "predict", "single")]
+        decimals = (2, 2, 1, 2)
+        measured = [*medians, stage["memory"][system] / twin]
+        assert written == [f"{value:.{digits}f}" for value, digits in zip(measured, decimals, strict=True)], system
 
 
 RUNS = sorted(file.parent for file in (ROOT / "results").glob("*/config.yaml"))

@@ -109,7 +109,8 @@ def network(name: str, stage: dict[str, Any]) -> str:
             "",
             f"Parameters, gradients and Adam's two moments are {state:.0f} MB of the twin's memory, and "
             f"{2 * state:.0f} MB of a network with a mean and a standard deviation for each weight; the "
-            "rest is for activations.",
+            f"rest is for activations. So {(twin + state) / twin:.2f} times the twin's memory is the least for such a "
+            "network, even if its activations took no more than the twin's.",
         ]
     if "single" in columns:
         lines += ["", "One image by 100 draws is compared with one pass of the twin on 100 images."]

@@ -30,7 +30,7 @@ from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, Local, Mean, Weight, estimator, forced
 from dubito.layers import BayesLayer
-from dubito.noise import standard_normal_like
+from dubito.noise import SMALLEST, standard_normal_like
 from dubito.posterior import Posterior
 
 __all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
@@ -185,16 +185,18 @@ class GivenWeights(Estimator):
 
 
 class _WeightsOfOneDraw(GivenWeights):
-    """Weights that a layer draws when it is first called, when it is known which memory layout suits its input best.
+    """Small tensors of weights, drawn together, and large ones, which a layer draws when it is first called.
 
-    So the layout follows from the size of the layer's maps, and it decides which number of the noise goes to which
-    weight: the draws of a seed are the same for all batches, also of other sizes.
+    Then it is known which memory layout suits its input best. So the layout follows from the size of the layer's maps,
+    and it decides which number of the noise goes to which weight: the draws of a seed are the same for all batches,
+    also of other sizes.
     """
 
     def __init__(self, layers: list[BayesLayer]) -> None:
         super().__init__({})
-        self._numbers = {id(layer): number for number, layer in enumerate(layers)}
-        self._posteriors: dict[int, dict[str, Posterior]] = {}
+        self._numbers = {id(layer): number for number, layer in enumerate(layers, start=1)}
+        self._small = _SmallTensors(layers)
+        self._large: dict[int, dict[str, Posterior]] = {}
         self._noise: dict[int, dict[str, Tensor]] = {}
         self._earlier: dict[int, dict[str, Tensor]] = {}
         self._seeds: list[int] = []
@@ -203,31 +205,80 @@ class _WeightsOfOneDraw(GivenWeights):
     def renew(self, seed: int) -> None:
         """From now on the weights are mu + sigma eps with fresh eps."""
         generator = torch.Generator().manual_seed(seed)
-        self._seeds = torch.randint(2**62, (len(self._numbers),), generator=generator).tolist()
+        self._seeds = torch.randint(2**62, (1 + len(self._numbers),), generator=generator).tolist()
+        self._sign = 1
         self._noise.clear()
         self.weights.clear()
-        self._sign = 1
+        self._small.renew(self._seeds[0])
 
     def mirror(self) -> None:
         """From now on the weights are mu - sigma eps with the same eps."""
-        self.weights.clear()
         self._sign = -1
+        self.weights.clear()
+        self._small.draw(self._sign)
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, w)."""
         key = id(layer)
         if key not in self.weights:
-            if key not in self._posteriors:
-                self._posteriors[key] = _arranged(layer, x, *arguments)
-            posteriors, earlier = self._posteriors[key], self._earlier.get(key, {})
-            if key not in self._noise:
-                generator = _generator(x.device, self._seeds[self._numbers[key]])
-                self._noise[key] = {name: standard_normal_like(q.mean, generator) for name, q in posteriors.items()}
-            noise = self._noise[key]
-            drawn = {name: q.draw(noise[name], self._sign, earlier.get(name)) for name, q in posteriors.items()}
-            self._earlier[key] = drawn
+            drawn = {**self._small.drawn[key], **self._drawn(layer, x, *arguments)}
             self.weights[key] = drawn["weight"], drawn.get("bias", layer.bias_mean)
         return super().__call__(layer, x, *arguments)
+
+    def _drawn(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Tensor]:
+        """The layer's large tensors."""
+        key = id(layer)
+        if key not in self._large:
+            large = _arranged(layer, x, *arguments)
+            self._large[key] = {name: q for name, q in large.items() if name not in self._small.drawn[key]}
+        large, earlier = self._large[key], self._earlier.get(key, {})
+        if key not in self._noise:
+            generator = _generator(x.device, self._seeds[self._numbers[key]]) if large else None
+            self._noise[key] = {name: standard_normal_like(q.mean, generator) for name, q in large.items()}
+        noise = self._noise[key]
+        self._earlier[key] = {name: q.draw(noise[name], self._sign, earlier.get(name)) for name, q in large.items()}
+        return self._earlier[key]
+
+
+class _SmallTensors:
+    """The small tensors of all layers, as one: by themselves, most of their time would go into calls.
+
+    Attributes:
+        drawn: the tensors, by the `id` of their layer and by their name.
+    """
+
+    def __init__(self, layers: list[BayesLayer]) -> None:
+        found = [(id(layer), name, q) for layer in layers for name, q in layer.posteriors().items()]
+        found = [(key, name, q) for key, name, q in found if q.mean.numel() < SMALLEST]
+        # Those of another type or device than the first count as large.
+        found = [part for part in found if _kind(part[2]) == _kind(found[0][2])]
+        self.drawn: dict[int, dict[str, Tensor]] = {id(layer): {} for layer in layers}
+        self._empty = not found
+        if self._empty:
+            return
+        self._mean, self._std = (
+            torch.cat([tensor.reshape(-1) for tensor in tensors])
+            for tensors in zip(*((q.mean, q.std) for _, _, q in found), strict=True)
+        )
+        self._noise, self._together = self._mean, torch.empty_like(self._mean)
+        parts = self._together.split([q.mean.numel() for _, _, q in found])
+        for (key, name, q), part in zip(found, parts, strict=True):
+            self.drawn[key][name] = part.view(q.mean.shape)
+
+    def renew(self, seed: int) -> None:
+        """Draw with fresh noise."""
+        if not self._empty:
+            self._noise = standard_normal_like(self._mean, _generator(self._mean.device, seed))
+            self.draw(1)
+
+    def draw(self, sign: int) -> None:
+        """Draw with the noise as it is."""
+        if not self._empty:
+            torch.addcmul(self._mean, self._std, self._noise, value=sign, out=self._together)
+
+
+def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
+    return q.mean.dtype, q.mean.device
 
 
 def _arranged(layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Posterior]:

@@ -257,7 +257,9 @@ def test_dense_outputs_are_predicted_at_every_pixel():
     assert (prediction.epistemic > 0).all()
 
 
-def test_memory_grows_neither_with_draws_nor_with_images():
+def test_memory_grows_neither_with_draws_nor_with_images(monkeypatch):
+    """Beyond what small outputs of several draws take, which are looked at together."""
+    monkeypatch.setattr("dubito.prediction.TOGETHER", 2 * 4 * 3)
     model = network("weight")
 
     def largest(samples, count):
@@ -269,6 +271,21 @@ def test_memory_grows_neither_with_draws_nor_with_images():
     activations = 4 * 4 * 16 * 4
     assert largest(2, 8) == largest(30, 8)
     assert largest(2, 400) <= max(inputs_and_outputs, activations)
+
+
+@pytest.mark.parametrize("route", ["loop", "weights", "stacked"])
+@pytest.mark.parametrize("head", ["softplus", "softmax", "kendall_gal"])
+def test_results_do_not_depend_on_how_many_draws_are_looked_at_together(monkeypatch, route, head):
+    model, x, found = network("local", head, 6 if head == "kendall_gal" else 3), images(), []
+    for limit in (0, 2 * x.shape[0] * 3, 1 << 16):
+        monkeypatch.setattr("dubito.prediction.TOGETHER", limit)
+        generator = torch.Generator().manual_seed(0)
+        found.append(dubito.predict(model, x, 7, generator=generator, route=route))
+    for other in found[1:]:
+        assert other.samples == 7
+        for name in ("probs", "aleatoric", "epistemic"):
+            if head != "kendall_gal" or name != "probs":  # whose probabilities are drawn
+                torch.testing.assert_close(getattr(other, name), getattr(found[0], name))
 
 
 def test_converted_transformer_draws_although_torch_would_bypass_its_layers():

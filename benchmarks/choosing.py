@@ -1,0 +1,155 @@
+"""docs/choosing.md: which estimator to train with and which way to predict, from the measurements of other scripts.
+
+    python benchmarks/gradient_noise.py RUN [RUN ...] --out results/choosing/gradient_noise.json
+    python benchmarks/moments.py RUN [RUN ...] --out results/choosing/moments.json
+    python benchmarks/moments_training.py --out results/choosing/moments_training.json
+    python benchmarks/compiled.py --out results/choosing/compiled.json
+    python -m benchmarks.choosing
+
+Every number of the page comes from these files; the sentences around them are chosen by what the numbers say.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks import compiled, gradient_noise, moments, moments_training
+
+from dubito.training.run import write_atomically
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "choosing"
+PAGE = ROOT / "docs" / "choosing.md"
+
+
+def main() -> None:
+    write_atomically(PAGE, page(read()))
+
+
+def read() -> dict[str, Any]:
+    """The results by the name of their script."""
+    names = ("gradient_noise", "moments", "moments_training", "compiled")
+    return {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+
+
+def page(results: dict[str, Any]) -> str:
+    """The whole page."""
+    return f"""# Which estimator, which prediction?
+
+What a step or a pass costs is in [benchmark.md](benchmark.md); here is what you get for it, on networks that
+`dubito train` made. Made by `python -m benchmarks.choosing` from `results/choosing`; its first lines say how.
+
+## Training: how noisy the gradients are
+
+{tables(gradient_noise, results["gradient_noise"])}
+
+The noise is the trace of the covariance of the likelihood's gradient over draws on one batch, as a multiple of
+`local`'s: the median over the batches with the lowest and the highest; the time is that of a forward and a backward
+pass, and the last column what is left of the noise of the means after a given time of averaging.
+
+{training(results["gradient_noise"])}
+
+## Prediction: draws or moments
+
+{tables(moments, results["moments"])}
+
+`route="loop"` draws every output by itself, as training with `local` does; *of weights* are draws of the weights, the
+default for 32 images or more, in which the positions of a convolution share their weights. The row *half of* compares
+two halves of the reference with each other.
+
+{prediction(results["moments"])}
+
+## Training by moments
+
+{moments_training.markdown(results["moments_training"])}
+
+The expected log-likelihood through propagated moments has no sampling noise, but a step costs more.
+{objective(results["moments_training"])}
+
+## torch.compile
+
+{tables(compiled, results["compiled"])}
+
+{compiling(results["compiled"])}
+"""
+
+
+def tables(script: Any, results: list[dict[str, Any]]) -> str:
+    return "\n\n".join(map(script.markdown, results))
+
+
+def training(results: list[dict[str, Any]]) -> str:
+    """Which estimator has the least noise, and which the least noise in a given time."""
+    deviations = [result["rows"]["weight, 1 draw"]["noise_of_deviations"][0] for result in results]
+    best = {}
+    for result in results:
+        rows = result["rows"]
+        best[result["run"]] = min(rows, key=lambda name: rows[name]["noise_of_means"][0] * rows[name]["time"])
+    winners = "; ".join(f"{run}: `{name}`" for run, name in best.items())
+    return (
+        f"One draw of the weights for the whole batch has {numbers(deviations)} times the noise of `local` in the "
+        "gradients of the standard deviations: learn them with `local`, the default. Where only the means matter, "
+        f"averaging for a given time leaves the least noise with ({winners})."
+    )
+
+
+def prediction(results: list[dict[str, Any]]) -> str:
+    """How close moments come to draws of either kind."""
+    closer, ranks, ratios, weights = [], [], [], []
+    for result in results:
+        by = {(row["images"], row["prediction"]): row for row in result["rows"]}
+        for images, name in by:
+            if name != "moments":
+                continue
+            found, hundred, drawn = (by[images, other] for other in (name, "100 draws", "100 of weights"))
+            closer.append(found[moments.COLUMNS[0]] <= hundred[moments.COLUMNS[0]])
+            ratios.append(found[moments.COLUMNS[2]])
+            ranks.append(found[moments.COLUMNS[3]])
+            weights.append(drawn[moments.COLUMNS[2]])
+    nearer = "in every case" if all(closer) else f"in {sum(closer)} of {len(closer)} cases"
+    return (
+        f"Moments come closer to the mean probabilities than 100 draws do {nearer}; they order images by epistemic "
+        f"uncertainty as draws do (Spearman {min(ranks):.4f} at the least) and find {numbers(ratios)} times as much of "
+        f"it. Draws of the weights find {numbers(weights)} times as much as the reference: both are right about their "
+        "own posterior over outputs, so compare images by one way only."
+    )
+
+
+def objective(result: dict[str, Any]) -> str:
+    """Whether it paid."""
+    rows = {(row["seed"], row["objective"]): row for row in result["rows"]}
+    seeds = sorted({seed for seed, _ in rows})
+    costs = [rows[seed, "moments"]["milliseconds"] / rows[seed, "local"]["milliseconds"] for seed in seeds]
+    won = sum(rows[seed, "moments"]["nll"] < rows[seed, "local"]["nll"] for seed in seeds)
+    verdict = "it pays" if won == len(seeds) else "it does not pay" if won == 0 else "it makes no clear difference"
+    return (
+        f"It costs {numbers(costs)} times as much here, and in the same time it had the lower validation NLL for "
+        f"{won} of {len(seeds)} seeds: {verdict}. `dubito train` does not offer it."
+    )
+
+
+def compiling(results: list[dict[str, Any]]) -> str:
+    """Whether it pays, network by network."""
+    parts = []
+    for result in results:
+        rows = result["rows"]
+        gain = rows["local"]["milliseconds"] / rows["local, compiled"]["milliseconds"]
+        said = f"{gain:.2f} times as fast" if gain >= 1 else f"{1 / gain:.2f} times as slow"
+        parts.append(f"{result['network']} becomes {said}, after {rows['local, compiled']['first']:.0f} s of compiling")
+    return f"Bayesian layers compile without graph breaks. On these machines {', and '.join(parts)}."
+
+
+def numbers(values: list[float]) -> str:
+    """One number, or from the lowest to the highest.
+
+    >>> numbers([1.04, 38.2, 2])
+    '1 to 38.2'
+    """
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    main()
