@@ -129,8 +129,12 @@ def test_no_gradient_no_graph():
         assert not layer(make_input("Linear")).requires_grad
 
 
-def rhos() -> list[torch.Tensor]:
-    values = torch.tensor([-1e4, -200.0, -90.0, -40.0, -5.0, 0.0, 3.0, 50.0], dtype=torch.float64)
+EXTREME = [-1e4, -200.0, -90.0, -40.0, -5.0, 0.0, 3.0, 50.0]
+MODERATE = [-39.9, -20.0, -8.0, -4.0, -1.0, 0.0, 3.0, 79.9]
+
+
+def rhos(given: list[float], dtype: torch.dtype) -> list[torch.Tensor]:
+    values = torch.tensor(given, dtype=dtype)
     return [values.view(2, 4).clone().requires_grad_(), (values[4:] / 7).clone().requires_grad_()]
 
 
@@ -138,8 +142,11 @@ def posteriors(free: list[torch.Tensor]) -> list[Posterior]:
     return [Posterior(torch.ones_like(rho), rho, Parameterization.STD) for rho in free]
 
 
-def test_kept_moments_and_their_gradients_equal_the_plain_ones():
-    free, plain_free = rhos(), rhos()
+@pytest.mark.parametrize("values", [EXTREME, MODERATE, [-50.0, *MODERATE[1:]], [*MODERATE[:-1], 100.0]], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_kept_moments_and_their_gradients_equal_the_plain_ones(values, dtype, tolerance):
+    """Well between underflow and overflow, where formulas are plain, and beyond."""
+    free, plain_free = rhos(values, dtype), rhos(values, dtype)
     results = []
     for way, tensors in ((keep, free), (list, plain_free)):
         qs = way(posteriors(tensors))
@@ -149,9 +156,10 @@ def test_kept_moments_and_their_gradients_equal_the_plain_ones():
         total.backward()
         results.append([(q.std, q.variance, q.sum_variance, q.sum_log_std) for q in qs])
         assert isinstance(qs[0], KeptPosterior) == (way is keep)
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=0)
+    tiny = torch.finfo(dtype).tiny
+    torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tiny)
     for rho, plain in zip(free, plain_free, strict=True):
-        torch.testing.assert_close(rho.grad, plain.grad, rtol=1e-12, atol=1e-100)
+        torch.testing.assert_close(rho.grad, plain.grad, rtol=tolerance, atol=tiny)
 
 
 @pytest.mark.parametrize("used", ["std", "sum_variance", "sum_log_std"])
