@@ -137,8 +137,8 @@ def compiling(results: list[dict[str, Any]]) -> str:
         rows = result["rows"]
         gain = rows["local"]["milliseconds"] / rows["local, compiled"]["milliseconds"]
         said = f"{gain:.2f} times as fast" if gain >= 1 else f"{1 / gain:.2f} times as slow"
-        parts.append(f"{result['network']} becomes {said}, after {rows['local, compiled']['first']:.0f} s of compiling")
-    return f"Bayesian layers compile without graph breaks. On these machines {', and '.join(parts)}."
+        parts.append(f"{result['network']} becomes {said}")
+    return f"Bayesian layers compile without graph breaks. On this machine {', and '.join(parts)}."
 
 
 def numbers(values: list[float]) -> str:
