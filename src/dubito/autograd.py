@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.autograd import forward_ad
 
 from dubito.softplus import at_least_single
 
-__all__ = ["runs_eagerly", "sum_of_squares"]
+__all__ = ["runs_eagerly", "sum_of_squares", "sums_of_squares"]
 
 
 def runs_eagerly(*tensors: Tensor | None) -> bool:
@@ -42,20 +43,28 @@ def sum_of_squares(x: Tensor) -> Tensor:
     >>> sum_of_squares(torch.tensor([3.0, 4.0]))
     tensor(25.)
     """
-    if not runs_eagerly(x):
-        return at_least_single(x).square().sum()
-    result: Tensor = _SumOfSquares.apply(x)
-    return result
+    return sums_of_squares([x])[0]
 
 
-class _SumOfSquares(torch.autograd.Function):
+def sums_of_squares(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same for several tensors at once, as most of the time of small ones would go into calls."""
+    if not runs_eagerly(*tensors):
+        return [at_least_single(x).square().sum() for x in tensors]
+    sums: Tensor = _SumsOfSquares.apply(*tensors)
+    return sums.unbind()
+
+
+class _SumsOfSquares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        flat = x.reshape(-1)
-        return torch.dot(flat, flat)
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        flat = [x.reshape(-1) for x in tensors]
+        return torch.stack([torch.dot(x, x) for x in flat])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return x * (2 * gradients[0])
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        tensors, factors = ctx.saved_tensors, 2 * gradients[0]
+        if torch.is_grad_enabled() or factors.device.type != "cpu":
+            return tuple(x * factor for x, factor in zip(tensors, factors, strict=True))
+        found: tuple[Tensor, ...] = torch._foreach_mul(tensors, factors.tolist())
+        return tuple(found)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import runs_eagerly, sum_of_squares
+from dubito.autograd import runs_eagerly, sum_of_squares, sums_of_squares
 from dubito.errors import OptionError
 from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
@@ -207,7 +207,7 @@ def keep(posteriors: Sequence[Posterior]) -> list[Posterior]:
         if torch.is_grad_enabled():
             *stds, squares, logs = _StdTerms.apply(*free)
             # Now and not with KL: what is computed first is differentiated last, when memory is free again.
-            means = [sum_of_squares(posteriors[number].mean) for number in numbers]
+            means = sums_of_squares([posteriors[number].mean for number in numbers])
             all_terms: Iterable[tuple[Tensor, ...]] = zip(stds, squares.unbind(), logs.unbind(), means, strict=True)
         else:  # a prediction, which has no use for sums
             all_terms = ((softplus(rho),) for rho in free)

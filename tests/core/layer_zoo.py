@@ -110,6 +110,7 @@ class Recorder(TorchDispatchMode):
         """The operations that are neither views nor concatenations."""
         views = {
             "view",
+            "unbind",
             "expand",
             "reshape",
             "cat",

@@ -8,7 +8,7 @@ from layer_zoo import KINDS, make_input, make_layer, randomize
 from torch import nn
 
 import dubito
-from dubito.autograd import sum_of_squares
+from dubito.autograd import sum_of_squares, sums_of_squares
 from dubito.estimators import Local
 from dubito.layers import posteriors_kept
 from dubito.linear_maps import Convolution
@@ -208,6 +208,9 @@ def test_sum_of_squares_and_both_its_derivatives():
     assert sum_of_squares(x).item() == pytest.approx(x.square().sum().item(), rel=1e-14)
     assert torch.autograd.gradcheck(sum_of_squares, x)
     assert torch.autograd.gradgradcheck(sum_of_squares, x)
+    several = (x, torch.randn(5, dtype=torch.float64).requires_grad_())
+    assert torch.autograd.gradcheck(lambda *given: tuple(sums_of_squares(given)), several)
+    assert torch.autograd.gradgradcheck(lambda *given: tuple(sums_of_squares(given)), several)
 
 
 @pytest.mark.parametrize("parameterization", ["std", "alpha"])
