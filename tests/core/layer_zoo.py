@@ -114,6 +114,7 @@ class Recorder(TorchDispatchMode):
             "expand",
             "reshape",
             "cat",
+            "stack",
             "detach",
             "split",
             "split_with_sizes",
