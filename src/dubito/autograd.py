@@ -50,21 +50,22 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same for several tensors at once, as most of the time of small ones would go into calls."""
     if not runs_eagerly(*tensors):
         return [at_least_single(x).square().sum() for x in tensors]
-    sums: Tensor = _SumsOfSquares.apply(*tensors)
-    return sums.unbind()
+    sums: tuple[Tensor, ...] = _SumsOfSquares.apply(*tensors)
+    return sums
 
 
 class _SumsOfSquares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*tensors)
         flat = [x.reshape(-1) for x in tensors]
-        return torch.stack([torch.dot(x, x) for x in flat])
+        return tuple(torch.dot(x, x) for x in flat)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        tensors, factors = ctx.saved_tensors, 2 * gradients[0]
-        if torch.is_grad_enabled() or factors.device.type != "cpu":
-            return tuple(x * factor for x, factor in zip(tensors, factors, strict=True))
-        found: tuple[Tensor, ...] = torch._foreach_mul(tensors, factors.tolist())
+        if torch.is_grad_enabled() or gradients[0].device.type != "cpu":
+            return tuple(x * (2 * gradient) for x, gradient in zip(ctx.saved_tensors, gradients, strict=True))
+        found: tuple[Tensor, ...] = torch._foreach_mul(
+            ctx.saved_tensors, [2 * gradient.item() for gradient in gradients]
+        )
         return tuple(found)

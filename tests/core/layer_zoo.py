@@ -110,11 +110,9 @@ class Recorder(TorchDispatchMode):
         """The operations that are neither views nor concatenations."""
         views = {
             "view",
-            "unbind",
             "expand",
             "reshape",
             "cat",
-            "stack",
             "detach",
             "split",
             "split_with_sizes",
