@@ -66,7 +66,7 @@ class Convolution:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output."""
         window = self._tiny(x, weight)
-        if window is not None and window.is_dense and len(x) >= (MANY if weight.is_contiguous() else FEW):
+        if window is not None and _by_rows(window, x, weight):
             return _output(window, x, weight, bias)
         return torch.convolution(
             x,
@@ -91,7 +91,7 @@ class Convolution:
         window = self._tiny(x, weight)
         if window is not None and len(x) < FEW:
             window = None
-        dense = window is not None and window.is_dense and len(x) >= (MANY if weight.is_contiguous() else FEW)
+        dense = window is not None and _by_rows(window, x, weight)
         of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
             gradient,
             x,
@@ -128,6 +128,11 @@ A 3x3 kernel lies mostly on padding there, and libraries multiply that too.
 """
 FEW, MANY = 32, 64
 """Images from which on it pays to compute a weight's gradient by cells of the kernel, and the rest by its rows."""
+
+
+def _by_rows(window: Window, x: Tensor, weight: Tensor) -> bool:
+    """Whether products with the kernel's rows pay: for fewer images already if these need not be copied first."""
+    return window.is_dense and len(x) >= (MANY if weight.is_contiguous() else FEW)
 
 
 def _output(window: Window, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
