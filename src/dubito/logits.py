@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dubito.errors import ShapeError
 from dubito.head import Head, attach_head, resolve_head
+from dubito.moments.value import Moments
 
 __all__ = ["Logits"]
 
@@ -38,7 +39,7 @@ class Logits(nn.Module):
         if head is not None or hasattr(model, "probability_head"):
             attach_head(self, resolve_head(model, head))
 
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+    def forward(self, *inputs: Any, **options: Any) -> Tensor | Moments:
         """The logits for these inputs of the model."""
         output = self.model(*inputs, **options)
         found = output
@@ -48,7 +49,7 @@ class Logits(nn.Module):
             found = output.logits
         elif isinstance(output, (tuple, list)) and output:
             found = output[0]
-        if not isinstance(found, Tensor):
+        if not isinstance(found, (Tensor, Moments)):
             raise ShapeError(
                 f"{type(self.model).__name__} returned {type(output).__name__}, in which there are no logits: wrap it "
                 "in a module that returns them."

@@ -49,3 +49,12 @@ def test_a_head_of_the_model_is_kept():
 def test_output_without_logits_is_refused():
     with pytest.raises(ShapeError, match="Returns returned dict, in which there are no logits"):
         dubito.Logits(Returns(lambda t: {"hidden": t}))(torch.ones(1, 3))
+
+
+def test_moments_pass_through():
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(4, 3, initial_std=0.3)
+    x = torch.randn(5, 4)
+    expected = dubito.predict(layer, x, head="softmax", method="moments")
+    found = dubito.predict(dubito.Logits(layer, head="softmax"), x, method="moments")
+    torch.testing.assert_close(found.epistemic, expected.epistemic)

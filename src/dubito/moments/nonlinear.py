@@ -73,7 +73,8 @@ def _max_pool(
     amounts = [padding[1], padding[1], padding[0], padding[0]]
     means, variances = x.expected, x.variance
     if any(padding):
-        means, variances = F.pad(means, amounts, value=-1e30), F.pad(variances, amounts)
+        lowest = max(-1e30, torch.finfo(means.dtype).min / 4)
+        means, variances = F.pad(means, amounts, value=lowest), F.pad(variances, amounts)
     height, width = (
         (size - d * (k - 1) - 1) // s + 1
         for size, d, k, s in zip(means.shape[2:], dilation, kernel, stride, strict=True)

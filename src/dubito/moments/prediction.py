@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators import Estimator, Mean
+from dubito.estimators import Estimator, drawing_layers, forced
 from dubito.head import ClassificationHead, KendallGalHead
 from dubito.layers import BayesLayer
 from dubito.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
@@ -234,17 +234,9 @@ class Propagate(Estimator):
 
 @contextmanager
 def _propagating(model: nn.Module, propagate: Propagate) -> Iterator[None]:
-    """Inside, Bayesian layers pass moments on, except those whose estimator is the mean."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
-    before = [layer.forced_estimator for layer in layers]
-    try:
-        for layer in layers:
-            if not isinstance(layer.forced_estimator or layer.estimator, Mean):
-                layer.forced_estimator = propagate
+    """Inside, Bayesian layers that draw pass moments on."""
+    with forced(dict.fromkeys(drawing_layers(model), propagate)):
         yield
-    finally:
-        for layer, previous in zip(layers, before, strict=True):
-            layer.forced_estimator = previous
 
 
 def pulled_back(outputs: Moments, rows: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dubito.moments.linear import per_axis
-from dubito.moments.value import Moments, UnsupportedError, rule
+from dubito.moments.value import Moments, Pull, UnsupportedError, as_moments, rule
 
 __all__ = ["unslide"]
 
@@ -37,6 +38,23 @@ def _identity(function: Any, x: Moments, *args: Any, **kwargs: Any) -> Moments:
 def _pad(function: Any, x: Moments, pad: Any, mode: str = "constant", value: float | None = None) -> Moments:
     mean = function(x.expected, pad, mode=mode, value=value)
     return Moments(mean, lambda: function(x.variance, pad, mode=mode, value=0 if value else value), links=[(x, None)])
+
+
+@rule("cat", "concat", "concatenate")
+def _cat(function: Any, tensors: Any, dim: int = 0) -> Moments:
+    parts = [as_moments(part) for part in tensors]
+    axis = dim % parts[0].expected.dim()
+    if axis == 0:
+        raise UnsupportedError("cat along the batch axis")
+    mean = function([part.expected for part in parts], axis)
+    sizes = [part.expected.shape[axis] for part in parts]
+    starts = itertools.accumulate(sizes, initial=0)
+
+    def piece(start: int, size: int) -> Pull:
+        return lambda j: j.narrow(axis + 1, start, size)
+
+    links = [(part, piece(start, size)) for part, start, size in zip(parts, starts, sizes, strict=False)]
+    return Moments(mean, lambda: function([part.variance for part in parts], axis), links=links)
 
 
 @rule("mean")

@@ -20,6 +20,13 @@ RULES: dict[str, Callable[..., Any]] = {}
 DRAWING = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 """Functions that draw, also without uncertain inputs."""
 
+FACTS = (
+    *("dim", "size", "numel", "is_floating_point", "is_complex", "stride", "element_size"),
+    *("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "itemsize", "nbytes"),
+    *("is_cpu", "is_cuda", "is_mps", "is_meta", "is_xpu", "is_sparse", "is_quantized", "is_nested", "names"),
+)
+"""What code may ask of a tensor without looking at its values."""
+
 WAITING = ("max_pool2d", *DRAWING)
 """Functions whose rules see a nonlinearity that waits."""
 
@@ -103,11 +110,22 @@ class Moments:
         return self
 
     def current(self, wait: bool = False) -> Moments:
-        """What an operation in place has made of these; a nonlinearity may `wait`."""
+        """What operations in place have made of these; a nonlinearity may `wait`."""
+        latest = self._latest()
+        return latest if wait else latest.settled()
+
+    def replace_by(self, result: Moments) -> Moments:
+        """Let an operation in place have made that of these, and of all that they have replaced."""
+        latest = self._latest()
+        if result is not latest and result is not latest.settled():
+            latest.replacement = result
+        return self
+
+    def _latest(self) -> Moments:
         latest = self
         while latest.replacement is not None:
             latest = latest.replacement
-        return latest if wait else latest.settled()
+        return latest
 
     def ancestors(self) -> Iterator[Moments]:
         """All moments that these were made of, and these, in the order of the forward pass."""
@@ -128,12 +146,18 @@ class Moments:
     ) -> Any:
         """Apply the rule of a torch function; without uncertainty, the function itself."""
         name = getattr(function, "__name__", str(function))
-        rule, options = RULES.get(name), kwargs or {}
-        given = args
-        args = tuple(a.current(wait=name in WAITING) if isinstance(a, Moments) else a for a in args)
-        if name not in DRAWING and all(a.certain for a in (*args, *options.values()) if isinstance(a, Moments)):
-            plain = [a.expected if isinstance(a, Moments) else a for a in args]
-            result = function(*plain, **{k: v.expected if isinstance(v, Moments) else v for k, v in options.items()})
+        rule, given = RULES.get(name), args
+        uncertain = name in DRAWING
+
+        def current(moments: Moments) -> Moments:
+            nonlocal uncertain
+            latest = moments.current(wait=name in WAITING)
+            uncertain = uncertain or not latest.certain
+            return latest
+
+        args, options = _mapped(current, args), _mapped(current, kwargs or {})
+        if not uncertain:
+            result = function(*_mapped(_expected, args), **_mapped(_expected, options))
             return Moments(result) if isinstance(result, Tensor) else result
         if rule is None:
             raise UnsupportedError(name)
@@ -143,7 +167,7 @@ class Moments:
             raise UnsupportedError(f"{name} ({error})") from None
         result = rule(function, *args, **options)
         if options.get("inplace") or name.endswith("_"):
-            given[0].replacement = None if result is args[0] else result
+            given[0].replace_by(result)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -151,8 +175,10 @@ class Moments:
         known = None if name.startswith("__") else getattr(Tensor, name, None)
         if known is None:
             raise AttributeError(f"Moments have no {name}.")
-        if name in ("dim", "size", "numel", "is_floating_point") or not callable(known):
+        if name in FACTS:
             return getattr(self.like, name)
+        if not callable(known):  # such as T and data: tensors, which would lose the variance
+            raise UnsupportedError(f"the property {name}")
         return lambda *args, **kwargs: Moments.__torch_function__(known, (), (self, *args), kwargs)
 
     def __len__(self) -> int:
@@ -173,9 +199,55 @@ class Moments:
         return torch.div(self, other)  # type: ignore[arg-type]
 
     def __rsub__(self, other: Any) -> Any:
-        return self * -1.0 + other
+        return -self + other
+
+    def __neg__(self) -> Any:
+        return self * -1.0
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __iadd__(self, other: Any) -> Any:
+        """The sum in place of these, also where they have another name; likewise the other operators."""
+        return self.replace_by(self + other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self.replace_by(self - other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self.replace_by(self * other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self.replace_by(self / other)
+
+
+def _refusing(operator: str) -> Callable[..., Any]:
+    def refuse(self: Moments, *operands: Any) -> Any:
+        raise UnsupportedError(f"the operator {operator}")
+
+    return refuse
+
+
+for _operator in (
+    *("abs", "pow", "rpow", "rtruediv", "floordiv", "mod", "matmul", "rmatmul"),
+    *("getitem", "setitem", "iter", "bool", "lt", "le", "gt", "ge"),
+):
+    setattr(Moments, f"__{_operator}__", _refusing(_operator))
+
+
+def _mapped(function: Callable[[Moments], Any], value: Any) -> Any:
+    """`value` with the function applied to all moments in it, also inside lists, tuples and dictionaries."""
+    if isinstance(value, Moments):
+        return function(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        parts = [_mapped(function, part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, dict):
+        return {key: _mapped(function, part) for key, part in value.items()}
+    return value
+
+
+def _expected(moments: Moments) -> Tensor:
+    return moments.expected
 
 
 class Activated(Moments):
