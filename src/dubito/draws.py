@@ -27,8 +27,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.autograd import runs_eagerly
 from dubito.divergence import describe_non_finite
-from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators import Estimator, Local, Mean, Weight, estimator, forced
+from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
+from dubito.estimators import Estimator, Local, Weight, drawing_layers, forced
 from dubito.layers import BayesLayer
 from dubito.noise import SMALLEST, standard_normal_like
 from dubito.posterior import Posterior
@@ -58,7 +58,7 @@ def make_draws(
     own_estimators: bool,
 ) -> Draws:
     """The draws of a whole prediction; `images` is the size of its first batch, `batch_size` the largest to compute."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+    layers = drawing_layers(model)
     local = bool(layers) and all(layer.forced_estimator == Local() for layer in layers) and not _drops_out(model)
     if route is Route.AUTO:
         route = Route.LOOP
@@ -81,11 +81,11 @@ class Draws(ABC):
         base = int(torch.randint(2**62, (), generator=generator, device=device))
         self.model = model
         self.samples = samples
-        self._stream = torch.Generator().manual_seed(base)
+        self._stream = torch.Generator("cpu").manual_seed(base)
 
     def seeds(self) -> list[int]:
         """A seed for each draw, new ones at every call."""
-        return torch.randint(2**62, (self.samples,), generator=self._stream).tolist()
+        return torch.randint(2**62, (self.samples,), generator=self._stream, device="cpu").tolist()
 
     @abstractmethod
     def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
@@ -94,9 +94,9 @@ class Draws(ABC):
         `random_head` says that what becomes of the outputs is random too.
         """
 
-    def _outputs(self, batch: Tensor) -> Tensor:
+    def _outputs(self, batch: Tensor, copies: int = 1) -> Tensor:
         outputs = self.model(batch)
-        _require_outputs(outputs, batch, self.model)
+        _require_outputs(outputs, batch, self.model, copies)
         return outputs
 
 
@@ -106,8 +106,7 @@ class LoopedDraws(Draws):
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
         # Weights do not depend on the batch, so every batch gets the same.
-        layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
-        alike = all(layer.forced_estimator in (Weight(), Mean()) for layer in layers) and not _drops_out(model)
+        alike = all(layer.forced_estimator == Weight() for layer in drawing_layers(model)) and not _drops_out(model)
         self._shared = self.seeds() if alike else None
 
     def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
@@ -130,14 +129,14 @@ class WeightDraws(Draws):
 
     def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
         super().__init__(model, samples, generator)
-        self._layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
+        self._layers = drawing_layers(model)
         self._weights = _WeightsOfOneDraw(self._layers)
         self._weight_seeds = self.seeds()
         self._shared = None if _drops_out(model) else self.seeds()
 
     def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """One draw each, two with the same noise and opposite signs."""
-        with forced(self._layers, self._weights):
+        with forced(dict.fromkeys(self._layers, self._weights)):
             for index, seed in enumerate(self._shared or self.seeds()):
                 if index % 2 == 0:
                     self._weights.renew(self._weight_seeds[index])
@@ -161,8 +160,8 @@ class StackedDraws(Draws):
             copies = max(1, min(self.samples - done, self._largest // len(batch)))
             _seed(batch.device, seeds[done])
             stack = batch.repeat(copies, *(1,) * (batch.dim() - 1))
-            with estimator(self.model, _LocalOfCopies(stack, batch, copies)):
-                outputs = self._outputs(stack)
+            with forced(dict.fromkeys(drawing_layers(self.model), _LocalOfCopies(stack, batch, copies))):
+                outputs = self._outputs(stack, copies)
             yield outputs.unflatten(0, (copies, len(batch)))
             done += copies
 
@@ -204,8 +203,8 @@ class _WeightsOfOneDraw(GivenWeights):
 
     def renew(self, seed: int) -> None:
         """From now on the weights are mu + sigma eps with fresh eps."""
-        generator = torch.Generator().manual_seed(seed)
-        self._seeds = torch.randint(2**62, (1 + len(self._numbers),), generator=generator).tolist()
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self._seeds = torch.randint(2**62, (1 + len(self._numbers),), generator=generator, device="cpu").tolist()
         self._sign = 1
         self._noise.clear()
         self.weights.clear()
@@ -315,16 +314,14 @@ def _drops_out(model: nn.Module) -> bool:
     return any(isinstance(module, _DropoutNd) and module.training for module in model.modules())
 
 
-def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module) -> None:
+def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module, copies: int) -> None:
     if not isinstance(outputs, Tensor):
-        raise ShapeError(
-            f"The model returned {type(outputs).__name__}, but predict needs a tensor of logits (N, C): wrap the model "
-            "in one that returns it."
-        )
+        raise ShapeError(not_a_tensor(outputs, "predict"))
     if outputs.dim() < 2 or outputs.shape[0] != batch.shape[0]:
+        many = f" (every image {copies} times)" if copies > 1 else ""
         raise ShapeError(
-            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}, but "
-            "logits need a batch and a class axis: (N, C)."
+            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}{many}, "
+            "but logits need a batch and a class axis: (N, C)."
         )
     if not bool(outputs.isfinite().all()):
         raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")

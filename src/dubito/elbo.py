@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.divergence import kl_divergence
-from dubito.errors import OptionError, choose
+from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
 from dubito.head import ClassificationHead, Head, categorical_log_likelihood, get_head, resolve_head
 from dubito.layers import posteriors_kept
 
@@ -82,6 +82,8 @@ class ELBO:
         with posteriors_kept(model):
             for _ in range(self.samples):
                 outputs = model(inputs)
+                if not isinstance(outputs, Tensor):
+                    raise ShapeError(not_a_tensor(outputs, "ELBO"))
                 if isinstance(head, ClassificationHead):
                     log_probs.append(head.log_probs(outputs))
                     likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))

@@ -8,7 +8,8 @@ draws.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
 from dubito.head import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
-from dubito.prediction import predict
+from dubito.prediction import Predictor, predictor
 from dubito.softplus import at_least_single
 from dubito.uncertainty import Prediction
 
@@ -32,8 +33,9 @@ def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleTy
     What is returned shares everything with `model`, which itself predicts as before. Dropout that a network applies
     by `torch.nn.functional`, without a layer, is not drawn.
 
+    >>> import dubito
     >>> network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))
-    >>> prediction = predict(mc_dropout(network, head="softmax"), torch.ones(2, 4))
+    >>> prediction = dubito.predict(mc_dropout(network, head="softmax"), torch.ones(2, 4))
     >>> bool((prediction.epistemic > 0).all())
     True
     """
@@ -67,32 +69,27 @@ class Ensemble(nn.Module):
         probs = torch.stack([at_least_single(head.probs(member(x))) for head, member in pairs]).mean(0)
         return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
-    def predict_members(
-        self,
-        inputs: Tensor | Iterable[Any],
-        *,
-        head: str | Head | None = None,
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> Prediction:
-        """What :func:`dubito.predict` gives for an ensemble; its `samples` are draws of each member.
+    @contextmanager
+    def predictor(
+        self, *, head: str | Head | None, generator: torch.Generator | None, **options: Any
+    ) -> Iterator[Predictor]:
+        """What :func:`dubito.predict` asks of an ensemble; its `samples` are draws of each member.
 
         A member counts as much as any other, however many draws it has.
         """
+        heads = self.heads
+        if head is not None:
+            heads = tuple(_probability_head(member, head, number) for number, member in enumerate(self.members))
         if generator is None:  # one for all members, whose noise would be the same otherwise
             with torch.random.fork_rng(devices=[]):
-                generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        heads = self.heads if head is None else (head,) * len(self.members)
-        pairs = list(zip(self.members, heads, strict=True))
-
-        def predicted(batch: Any) -> Prediction:
-            parts = [predict(member, batch, head=head, generator=generator, **options) for member, head in pairs]
-            return pool(parts, [1.0] * len(parts))
-
-        if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable):
-            return predicted(inputs)
-        parts = [predicted([batch]) for batch in inputs]  # a stream can be read once
-        return Prediction.cat(parts) if parts else predicted([])
+                seed = int(torch.randint(2**62, (), device="cpu"))
+            generator = torch.Generator("cpu").manual_seed(seed)
+        with ExitStack() as contexts:
+            predictors = [
+                contexts.enter_context(predictor(member, head=head, generator=generator, **options))
+                for member, head in zip(self.members, heads, strict=True)
+            ]
+            yield lambda batch: pool([predicted(batch) for predicted in predictors], [1.0] * len(predictors))
 
 
 def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) -> Ensemble:
@@ -102,8 +99,9 @@ def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) ->
         members: networks for the same inputs and classes; they are not copied.
         head: how their outputs become probabilities; None for each member's own.
 
+    >>> import dubito
     >>> members = [nn.Linear(4, 3) for _ in range(5)]
-    >>> prediction = ensemble(members, head="softmax").predict_members(torch.ones(2, 4))
+    >>> prediction = dubito.predict(ensemble(members, head="softmax"), torch.ones(2, 4))
     >>> prediction.samples, bool((prediction.epistemic > 0).all())
     (5, True)
     """

@@ -75,3 +75,11 @@ def choose(kind: type[Choice], value: str | Choice, name: str) -> Choice:
 def unknown(name: str, given: object, valid: Iterable[str]) -> str:
     """The sentence for an option that does not exist."""
     return f"{name} is {given!r}, but must be one of {', '.join(repr(v) for v in valid)}."
+
+
+def not_a_tensor(outputs: object, who: str) -> str:
+    """What to say of a network that returned something else than a tensor."""
+    return (
+        f"The model returned {type(outputs).__name__}, but {who} needs a tensor of logits (N, C): wrap the model in "
+        "dubito.Logits, or in a module that returns them."
+    )

@@ -14,7 +14,7 @@ With F the layer's linear map (a convolution or a matrix product) and q(w) = N(m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +30,17 @@ from dubito.local import local_reparameterization
 if TYPE_CHECKING:
     from dubito.layers import BayesLayer
 
-__all__ = ["Estimator", "Flipout", "Local", "Mean", "Weight", "estimator", "forced", "make_estimator"]
+__all__ = [
+    "Estimator",
+    "Flipout",
+    "Local",
+    "Mean",
+    "Weight",
+    "drawing_layers",
+    "estimator",
+    "forced",
+    "make_estimator",
+]
 
 
 class Estimator(ABC):
@@ -195,18 +205,27 @@ def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) 
     from dubito.layers import BayesLayer
 
     chosen = None if given is None else make_estimator(given, **options)
-    with forced([layer for layer in module.modules() if isinstance(layer, BayesLayer)], chosen):
+    layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
+    with forced({layer: chosen or layer.estimator for layer in layers}):
         yield
+
+
+def drawing_layers(module: nn.Module) -> list[BayesLayer]:
+    """The Bayesian layers below `module` that draw in a prediction: all but those whose estimator is the mean."""
+    from dubito.layers import BayesLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
+    return [layer for layer in layers if not isinstance(layer.forced_estimator or layer.estimator, Mean)]
 
 
 @contextmanager
-def forced(layers: Sequence[BayesLayer], chosen: Estimator | None) -> Iterator[None]:
-    """The same for layers that were looked up before."""
-    before = [layer.forced_estimator for layer in layers]
+def forced(estimators: Mapping[BayesLayer, Estimator]) -> Iterator[None]:
+    """Inside, each of these layers uses its estimator here, in training and evaluation mode alike."""
+    before = {layer: layer.forced_estimator for layer in estimators}
     try:
-        for layer in layers:
-            layer.forced_estimator = chosen or layer.estimator
+        for layer, chosen in estimators.items():
+            layer.forced_estimator = chosen
         yield
     finally:
-        for layer, previous in zip(layers, before, strict=True):
+        for layer, previous in before.items():
             layer.forced_estimator = previous

@@ -7,9 +7,10 @@ in :mod:`dubito.draws`, how to do without them in :mod:`dubito.moments`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import Enum
+from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,13 +19,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.draws import Draws, Route, make_draws
 from dubito.errors import OptionError, ShapeError, choose
-from dubito.estimators import Estimator, estimator, make_estimator
+from dubito.estimators import Estimator, forced, make_estimator
 from dubito.head import ClassificationHead, Head, KendallGalHead, resolve_head
-from dubito.layers import posteriors_kept
+from dubito.layers import BayesLayer, posteriors_kept
 from dubito.moments import Propagate, predict_moments
 from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
 
-__all__ = ["PredictionMethod", "predict"]
+__all__ = ["PredictionMethod", "Predictor", "PredictsItself", "predict", "predictor"]
 
 
 class PredictionMethod(str, Enum):
@@ -34,12 +35,16 @@ class PredictionMethod(str, Enum):
     MOMENTS = "moments"
 
 
+Predictor = Callable[[Tensor], Prediction]
+"""Predicts a batch of images; all batches of one predictor have their draws in common."""
+
+
 @runtime_checkable
 class PredictsItself(Protocol):
     """A network of networks, such as an ensemble, that predicts by its members."""
 
-    def predict_members(self, inputs: Any, *, head: Any, generator: Any, **options: Any) -> Prediction:
-        """What :func:`predict` gives, with its options."""
+    def predictor(self, **options: Any) -> AbstractContextManager[Predictor]:
+        """What :func:`predictor` gives, with its options."""
 
 
 def predict(
@@ -60,8 +65,8 @@ def predict(
     """Mean probabilities of images with their uncertainty, by draws of any network.
 
     Works in training and evaluation mode alike and leaves the mode, the global random state and all buffers as they
-    were. A network without anything to draw has epistemic uncertainty 0. With the kendall_gal head the two
-    uncertainties are those of the logits.
+    were; predictions in several threads wait for each other. A network without anything to draw has epistemic
+    uncertainty 0. With the kendall_gal head the two uncertainties are those of the logits.
 
     Args:
         model: any module whose outputs have a class axis 1.
@@ -72,7 +77,8 @@ def predict(
         generator: makes the draws reproducible. Without one they start from the global random state, which stays as
             it is: the same call gives the same result until the state moves on.
         batch_size: how many images at once. With ``weight`` draws the result does not depend on it.
-        estimator: None for each layer's own, where `route` leaves it to the layers.
+        estimator: None for the one in force by :func:`dubito.estimator`, or else each layer's own, where `route` leaves
+            it to the layers.
         route: how draws are made. ``loop``: one after the other by the layers' estimators. ``stacked``: many draws of
             few images as one large batch, the same draws by ``local``. ``weights``: the weights of a draw once for
             all images, in antithetic pairs; exact where ``local`` treats the positions of a convolution as independent.
@@ -89,26 +95,55 @@ def predict(
     >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
     (torch.Size([5, 3]), True)
     """
-    if isinstance(model, PredictsItself):
-        return model.predict_members(
-            inputs,
-            head=head,
-            generator=generator,
-            samples=samples,
-            method=method,
-            batch_size=batch_size,
-            estimator=estimator,
-            route=route,
-            dropout=dropout,
-            covariance=covariance,
-            progress=progress,
-        )
-    kind = choose(PredictionMethod, method, "method")
-    way = choose(Route, route, "route")
     if samples < 1:
         raise OptionError(f"samples is {samples}, but a prediction needs at least 1 draw.")
     if batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}, but must be at least 1.")
+    with (
+        _one_at_a_time,
+        predictor(
+            model,
+            samples=samples,
+            method=choose(PredictionMethod, method, "method"),
+            head=head,
+            generator=generator,
+            batch_size=batch_size,
+            estimator=estimator,
+            route=choose(Route, route, "route"),
+            dropout=dropout,
+            covariance=covariance,
+        ) as predicted,
+    ):
+        parts = [predicted(batch) for batch in _batches(inputs, batch_size, progress)]
+    if not parts:
+        raise ShapeError("There are no images to predict: the inputs are empty.")
+    return Prediction.cat(parts)
+
+
+_one_at_a_time = RLock()
+"""Held by a prediction: it changes modes and estimators of the network and seeds the global generators, and puts all of
+them back at the end."""
+
+
+def predictor(model: nn.Module, **options: Any) -> AbstractContextManager[Predictor]:
+    """What predicts batches of images while its context lasts, with the options of :func:`predict`."""
+    return model.predictor(**options) if isinstance(model, PredictsItself) else _predictor(model, **options)
+
+
+@contextmanager
+def _predictor(
+    model: nn.Module,
+    *,
+    samples: int,
+    method: PredictionMethod,
+    head: str | Head | None,
+    generator: torch.Generator | None,
+    batch_size: int,
+    estimator: str | Estimator | None,
+    route: Route,
+    dropout: bool | None,
+    covariance: bool,
+) -> Iterator[Predictor]:
     chosen = resolve_head(model, head)
     if not isinstance(chosen, ClassificationHead):
         raise OptionError(
@@ -116,20 +151,19 @@ def predict(
         )
     dropout = bool(getattr(model, "draws_dropout", False)) if dropout is None else dropout
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    parts, draws, propagate = [], None, Propagate() if kind is PredictionMethod.MOMENTS else None
+    propagate, draws = Propagate(), None
+
+    def predicted(batch: Tensor) -> Prediction:
+        nonlocal draws
+        batch = batch.to(device)
+        if method is PredictionMethod.MOMENTS:
+            return predict_moments(model, batch, chosen, covariance=covariance, propagate=propagate)
+        if draws is None:
+            draws = make_draws(route, model, samples, generator, len(batch), batch_size, estimator is None)
+        return _predict_batch(draws, batch, chosen, covariance)
+
     with torch.no_grad(), _drawing(model, estimator, dropout), _isolated_random_state(device), posteriors_kept(model):
-        for batch in _batches(inputs, batch_size, progress):
-            if propagate is not None:
-                parts.append(
-                    predict_moments(model, batch.to(device), chosen, covariance=covariance, propagate=propagate)
-                )
-                continue
-            if draws is None:
-                draws = make_draws(way, model, samples, generator, len(batch), batch_size, estimator is None)
-            parts.append(_predict_batch(draws, batch.to(device), chosen, covariance))
-    if not parts:
-        raise ShapeError("There are no images to predict: the inputs are empty.")
-    return Prediction.cat(parts)
+        yield predicted
 
 
 def _predict_batch(draws: Draws, batch: Tensor, head: ClassificationHead, covariance: bool) -> Prediction:
@@ -168,6 +202,7 @@ def _joined(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
 @contextmanager
 def _drawing(model: nn.Module, given: str | Estimator | None, dropout: bool) -> Iterator[None]:
     """Inside, the network is in evaluation mode but draws; afterwards every module has its mode back."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
     chosen = None if given is None else make_estimator(given)
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -175,7 +210,7 @@ def _drawing(model: nn.Module, given: str | Estimator | None, dropout: bool) -> 
         for module, _ in modes:
             if dropout and isinstance(module, _DropoutNd):
                 module.train()
-        with estimator(model, chosen):
+        with forced({layer: chosen or layer.forced_estimator or layer.estimator for layer in layers}):
             yield
     finally:
         for module, training in modes:

@@ -1,6 +1,7 @@
 """The routes by which draws are made: each draws from the distribution that it promises, and the cheapest is taken."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import dubito
 import dubito.layers
 from dubito.draws import MANY, _WeightsOfOneDraw
 from dubito.errors import OptionError
+from dubito.estimators import Mean
 
 
 def network(estimator="local", **options) -> nn.Sequential:
@@ -236,3 +238,74 @@ def test_moments_need_no_draws():
     by_draws = dubito.predict(model, images(5), samples=4000, generator=seeded())
     assert (by_moments.probs - by_draws.probs).abs().max() < 0.02
     assert (by_moments.epistemic / by_draws.epistemic - 1).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("route", ["loop", "stacked", "weights"])
+def test_layers_whose_estimator_is_the_mean_draw_in_no_route(route):
+    """With one layer that draws among others that do not, epistemic uncertainty is that layer's alone."""
+    torch.manual_seed(0)
+    model = network()
+    model[0].estimator = Mean()
+    alone = network()
+    alone.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        alone[0].set_std(1e-12)
+    x, options = images(40), {"samples": 400, "route": route, "generator": seeded()}
+    found = dubito.predict(model, x, **options).epistemic
+    expected = dubito.predict(alone, x, **{**options, "generator": seeded(1)}).epistemic
+    # A variance of 400 draws has a relative standard error of about sqrt(2 / 400) = 7 %: six of them, of both.
+    torch.testing.assert_close(found, expected, rtol=6 * 0.07 * 2**0.5, atol=0)
+
+
+@pytest.mark.parametrize("route", ["loop", "weights"])
+def test_the_mean_draws_nothing_in_any_route(route):
+    assert dubito.predict(network(), images(40), estimator="mean", route=route).epistemic.max() == 0
+    assert dubito.predict(network(estimator="mean"), images(40), route=route).epistemic.max() == 0
+
+
+def test_an_estimator_in_force_is_that_of_a_prediction():
+    model = network()
+    with dubito.estimator(model, "mean"):
+        assert dubito.predict(model, images(40)).epistemic.max() == 0
+    assert dubito.predict(model, images(40)).epistemic.max() > 0
+
+
+def test_predictions_in_threads_leave_the_network_as_it_was():
+    """A second prediction starts while the first is in the network, and ends after it."""
+    inside, started = threading.Event(), threading.Event()
+
+    class Waiting(nn.Module):
+        def forward(self, x):
+            inside.set()
+            started.wait(0.5)
+            return x
+
+    model = nn.Sequential(network(), Waiting())
+    x = images(40)
+    expected = model.eval()(x)
+    state = torch.get_rng_state()
+    found = []
+
+    def predict(name: str) -> None:
+        if name == "second":
+            inside.wait(5)
+            started.set()
+        found.append(dubito.predict(model, x, samples=2, head="softmax", generator=seeded()).probs)
+
+    threads = [threading.Thread(target=predict, args=(name,)) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(*found)
+    assert all(layer.forced_estimator is None for layer in model.modules() if isinstance(layer, dubito.BayesLayer))
+    assert torch.equal(model(x), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_default_device_is_not_where_seeds_are_made():
+    model, x = network(), images(40)
+    expected = dubito.predict(model, x, generator=seeded()).probs
+    with torch.device("meta"):
+        found = dubito.predict(model, x, generator=seeded()).probs
+    assert torch.equal(found, expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from layer_zoo import make_layer, randomize
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dubito
 from dubito.elbo import ELBO, KLSchedule
@@ -233,3 +234,44 @@ def test_nan_parameters_and_wrong_targets_are_refused():
         model.weight_rho[0, 0] = math.nan
     with pytest.raises(NonFiniteError, match="NaN or infinite values in weight_rho"):
         ELBO(5, "softmax")(model, x, torch.zeros(5, dtype=torch.long))
+
+
+def test_checkpointed_layers_have_the_same_loss_and_gradients():
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(dubito.BayesLinear(4, 8), nn.Softplus(), dubito.BayesLinear(8, 3)).double()
+    inputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    found = []
+    for model in (plain, Checkpointed(*plain)):
+        model.zero_grad()
+        torch.manual_seed(1)
+        loss = ELBO(10, head="softmax")(model, inputs, targets).loss
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_a_network_that_returns_a_tuple_is_told_what_to_do():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), None
+
+    with pytest.raises(ShapeError, match=r"returned tuple, but ELBO needs a tensor.*dubito\.Logits"):
+        ELBO(10, head="softmax")(Two(2, 2), torch.ones(1, 2), torch.tensor([0]))
+
+
+def test_gradients_of_every_example_by_vmap():
+    model = dubito.attach_head(nn.Linear(4, 3), "softplus").double()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    inputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+
+    def nll(parameters, x, y):
+        outputs = torch.func.functional_call(model, parameters, (x.unsqueeze(0),))
+        return -model.probability_head.log_likelihood(outputs, y.unsqueeze(0)).sum()
+
+    rows = torch.func.vmap(torch.func.grad(nll), (None, 0, 0))(parameters, inputs, targets)
+    total = -model.probability_head.log_likelihood(model(inputs), targets).sum()
+    torch.testing.assert_close(rows["weight"].sum(0), torch.autograd.grad(total, model.weight)[0])

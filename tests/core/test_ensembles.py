@@ -31,12 +31,12 @@ def test_mc_dropout_draws_and_the_model_itself_does_not():
 def test_mc_dropout_has_the_moments_of_dropped_units():
     """One linear layer behind dropout: the drawn outputs have mean f and variance sum (w x)^2 p / (1 - p)."""
     torch.manual_seed(0)
-    model = dubito.mc_dropout(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 2, bias=False)), head="kendall_gal")
+    model = dubito.mc_dropout(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 4, bias=False)), head="kendall_gal")
     layer, samples = model[1], 20000
     with torch.no_grad():
-        layer.weight[1] = 0
+        layer.weight[2:] = 0
     prediction = dubito.predict(model, X, samples=samples)
-    expected = (X**2 @ layer.weight[:1].square().T * 0.3 / 0.7).detach()
+    expected = (X**2 @ layer.weight[:2].square().T * 0.3 / 0.7).detach()
     # The fourth moment of a sum of four two-valued terms is below that of a Gaussian: var(s^2) < 2 sigma^4 / n.
     error = expected * (2 / samples) ** 0.5
     assert bool(((prediction.epistemic_per_class - expected).abs() < 6 * error).all())
@@ -123,3 +123,23 @@ def test_pool_weighs_by_draws_unless_told():
     parts = [dubito.decompose(draws[:5]), dubito.decompose(draws[5:])]
     torch.testing.assert_close(pool(parts).epistemic_per_class, whole.epistemic_per_class)
     torch.testing.assert_close(pool(parts, [1, 1]).probs, (parts[0].probs + parts[1].probs) / 2)
+
+
+def test_batches_of_a_stream_share_the_draws_of_each_member():
+    """The first batch decides how draws are made, so that equal images have equal predictions in all batches."""
+    torch.manual_seed(0)
+    members = [dubito.BayesLinear(4, 3, initial_std=0.5) for _ in range(2)]
+    whole = X[:1].repeat(74, 1)
+    batches = (whole[:64], whole[64:])
+    both = dubito.ensemble(members, head="softmax")
+    options = {"samples": 20, "generator": torch.Generator().manual_seed(0)}
+    prediction = dubito.predict(both, (batch for batch in batches), **options)
+    torch.testing.assert_close(prediction.epistemic, prediction.epistemic[:1].expand(74))
+    options["generator"] = torch.Generator().manual_seed(0)
+    torch.testing.assert_close(dubito.predict(both, whole, batch_size=64, **options).probs, prediction.probs)
+
+
+def test_a_prediction_refuses_the_head_that_the_ensemble_refuses():
+    members = [nn.Linear(4, 6) for _ in range(2)]
+    with pytest.raises(OptionError, match="has the kendall_gal head"):
+        dubito.predict(dubito.ensemble(members, head="softmax"), X, head="kendall_gal")

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dubito.convert import to_deterministic
 from dubito.draws import GivenWeights
 from dubito.errors import OptionError, choose
-from dubito.estimators import estimator
+from dubito.estimators import drawing_layers, forced
 from dubito.export.description import What
 from dubito.head import ClassificationHead, resolve_head
 from dubito.layers import BayesLayer
@@ -128,14 +128,14 @@ class DrawsGraph(PredictionGraph):
 
     def predict(self, inputs: Tensor) -> Prediction:
         """One forward pass for each draw."""
-        layers = [layer for layer in self.network.modules() if isinstance(layer, BayesLayer)]
+        layers = drawing_layers(self.network)
         noise: list[dict[str, Tensor]] = []
         outputs = []
         for index in range(self.samples or 1):
             if index % 2 == 0:
                 noise = [layer.weight_noise() for layer in layers]
             drawn = [layer.draw(eps, -1 if index % 2 else 1) for layer, eps in zip(layers, noise, strict=True)]
-            with estimator(self.network, GivenWeights(dict(zip(map(id, layers), drawn, strict=True)))):
+            with forced(dict.fromkeys(layers, GivenWeights(dict(zip(map(id, layers), drawn, strict=True))))):
                 outputs.append(self.network(inputs))
         return split_outputs(self.head, torch.stack(outputs))
 
