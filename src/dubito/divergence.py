@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dubito.autograd import has_values
 from dubito.errors import NonFiniteError, OptionError
 from dubito.posterior import Parameterization, Posterior
 from dubito.prior import Prior
@@ -98,9 +99,7 @@ def _of_group(kind: type[Prior], layers: list[_Layer], samples: int | None) -> T
 
 
 def _require_finite(total: Tensor, module: nn.Module) -> None:
-    if torch.compiler.is_compiling() or total.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(total):
-        return
-    if not bool(total.isfinite()):
+    if has_values(total) and not bool(total.isfinite()):
         raise NonFiniteError(f"The KL divergence is {total.item()}: {describe_non_finite(module)}")
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dubito.autograd import has_values
 from dubito.errors import DubitoWarning, HeadError, OptionError, ShapeError, unknown
 from dubito.softplus import at_least_single, log_softplus, softplus
 
@@ -120,7 +121,7 @@ def categorical_log_likelihood(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _require_known_classes(targets: Tensor, num_classes: int) -> None:
-    if targets.device.type != "cpu" or targets.numel() == 0 or torch.compiler.is_compiling():
+    if targets.device.type != "cpu" or targets.numel() == 0 or not has_values(targets):
         return  # looking at values would stall an accelerator or break a graph
     low, high = (int(v) for v in targets.aminmax())
     if low < 0 or high >= num_classes:
@@ -186,10 +187,10 @@ class KendallGalHead(ClassificationHead):
     def logit_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the logits, each (N, K, ...)."""
         outputs = _with_class_axis(outputs)
-        if outputs.shape[1] % 2:
+        if outputs.shape[1] % 2 or outputs.shape[1] == 2:
             raise ShapeError(
                 f"The outputs have shape {tuple(outputs.shape)}, but the kendall_gal head needs 2K channels: "
-                "K means and K variances."
+                "K means and K variances, of at least 2 classes."
             )
         mean, free = outputs.chunk(2, dim=1)
         return mean, softplus(free)
@@ -238,6 +239,11 @@ def _with_class_axis(outputs: Tensor) -> Tensor:
     if outputs.dim() < 2:
         raise ShapeError(f"The outputs have shape {tuple(outputs.shape)}, but need a batch and a class axis: (N, C).")
     _require_class_axis(outputs, 1)
+    if outputs.shape[1] == 1:
+        raise ShapeError(
+            f"The outputs have shape {tuple(outputs.shape)}, but a single class has probability 1 whatever the image: "
+            "give the network one output for each class, two for a yes or no."
+        )
     return outputs
 
 

@@ -5,7 +5,8 @@ Two parameterisations, each with one free parameter per weight beside the mean:
 - ``std``: sigma = softplus(rho).
 - ``alpha``, the paper's (section 2.3.1): sigma^2 = alpha * mu^2, with log alpha learned. As mu -> 0 the weight would
   become a point mass with infinite KL, so \|mu\| is floored at 1e-8 (in float16 at its smallest normal number), below
-  which the gradient with respect to mu is 0.
+  which the gradient with respect to mu is 0. A mean of 0, as zero-initialised biases have, cannot start with a standard
+  deviation: the log alpha for it would make the weight as uncertain as a thousand at the first step that moves it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import runs_eagerly, sum_of_squares, sums_of_squares
+from dubito.autograd import runs_eagerly, self_product, sum_of_squares, sums_of_squares
 from dubito.errors import OptionError
 from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
@@ -29,6 +30,10 @@ __all__ = ["PAPER_STD", "KeptPosterior", "Parameterization", "Posterior", "keep"
 
 PAPER_STD = math.exp(-5.0)
 """The paper's initial standard deviation: its appendix gives the logarithm of the variance as -10."""
+
+
+LOG_ALPHA_OF_ZERO = 8.0
+"""What a mean of 0 starts with at most; about where Molchanov et al. (2017) take a weight for noise."""
 
 
 class Parameterization(str, Enum):
@@ -43,7 +48,7 @@ class Parameterization(str, Enum):
         return "rho" if self is Parameterization.STD else "log_alpha"
 
     def free(self, mean: Tensor, std: float | Tensor) -> Tensor:
-        """The free parameter that gives standard deviation `std` at `mean`.
+        """The free parameter that gives standard deviation `std` at `mean`, or as much of it as `mean` can have.
 
         >>> Parameterization.ALPHA.free(torch.tensor([0.5]), 0.5)
         tensor([0.])
@@ -55,12 +60,16 @@ class Parameterization(str, Enum):
             raise OptionError(f"The standard deviation is {std!r}, but must be a positive finite number.")
         if self is Parameterization.STD:
             return inverse_softplus(target).to(mean.dtype)
-        return (2 * (target.log() - _floored_log(mean))).to(mean.dtype)
+        log_alpha = 2 * (target.log() - _floored_log(mean))
+        return torch.where(mean.abs() > _floor(mean), log_alpha, log_alpha.clamp_max(LOG_ALPHA_OF_ZERO)).to(mean.dtype)
 
 
 def _floored_log(mean: Tensor) -> Tensor:
-    floor = max(1e-8, torch.finfo(mean.dtype).tiny)
-    return at_least_single(mean).abs().clamp_min(floor).log()
+    return at_least_single(mean).abs().clamp_min(_floor(mean)).log()
+
+
+def _floor(mean: Tensor) -> float:
+    return max(1e-8, torch.finfo(mean.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,9 @@ class Posterior:
     def log_prob(self, weights: Tensor) -> Tensor:
         """log q(w) of each weight, in nats."""
         log_std = self.log_std
-        standardized = (at_least_single(weights) - at_least_single(self.mean)) * torch.exp(-log_std)
+        deviation = at_least_single(weights) - at_least_single(self.mean)
+        # Where sigma underflows, as in a pruned network, the weight is its mean.
+        standardized = deviation / log_std.exp().clamp_min(torch.finfo(log_std.dtype).tiny)
         return -standardized.square() / 2 - log_std - math.log(2 * math.pi) / 2
 
     def entropy(self) -> Tensor:
@@ -241,7 +252,7 @@ class _StdTerms(torch.autograd.Function):
         parts = std.split(ctx.sizes)
         return (
             *(part.view(rho.shape) for part, rho in zip(parts, rhos, strict=True)),
-            torch.stack([torch.dot(part, part) for part in parts]),
+            torch.stack([self_product(part) for part in parts]),
             torch.stack([part.sum() for part in log_std.split(ctx.sizes)]),
         )
 

@@ -16,7 +16,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from dubito.autograd import sum_of_squares
+from dubito.autograd import has_values, sum_of_squares
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.posterior import Posterior
 from dubito.softplus import at_least_single, softplus
@@ -149,8 +149,7 @@ class GaussianPrior(Prior):
 
 def _is_zero(mean: Tensor) -> bool:
     """Whether this is the number 0, as far as it can be told without waiting for another device."""
-    known = mean.device.type == "cpu" and not torch.compiler.is_compiling()
-    return known and mean.numel() == 1 and bool(mean == 0)
+    return mean.device.type == "cpu" and has_values(mean) and mean.numel() == 1 and bool(mean == 0)
 
 
 def _of_tensor(given: float | Tensor | Mapping[str, float | Tensor], name: str) -> float | Tensor:

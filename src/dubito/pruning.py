@@ -83,7 +83,11 @@ def _keep_mean_outputs(pruned: nn.Module, original: nn.Module, inputs: Tensor) -
             if layer.bias_mean is None or name not in wanted:
                 return None
             lack = wanted.pop(name) - _channel_means(layer, output)  # once, at the first call
+            std = layer.bias_std
             layer.bias_mean.add_(lack)
+            if std is not None:  # which `alpha` would have made grow with the mean
+                bias = layer.posteriors()["bias"]
+                bias.free.copy_(bias.parameterization.free(bias.mean, std))
             return output + (lack if isinstance(layer, BayesLinear) else lack.view(-1, *(1,) * (output.dim() - 2)))
 
         return hook

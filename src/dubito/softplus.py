@@ -61,12 +61,15 @@ class _LogSoftplus(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s = softplus(x).clamp_min(torch.finfo(x.dtype).tiny)
         return gradient * torch.expm1(-s) / -s
+
+    jvp = backward
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -253,3 +253,13 @@ def test_another_head_than_the_models_own_warns():
     model = dubito.attach_head(nn.Linear(2, 2), "softmax")
     with pytest.warns(DubitoWarning, match="own head is 'softmax', but 'softplus' was asked for"):
         assert resolve_head(model, "softplus") == SoftplusHead()
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_a_single_class_is_refused(name):
+    head = CLASSIFICATION[name]
+    outputs = torch.zeros(8, head.num_outputs(1))
+    with pytest.raises(ShapeError, match=r"two for a yes or no|at least 2 classes"):
+        head.probs(outputs)
+    with pytest.raises(ShapeError, match=r"two for a yes or no|at least 2 classes"):
+        head.log_likelihood(outputs, torch.zeros(8, dtype=torch.long))

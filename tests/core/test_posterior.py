@@ -126,3 +126,28 @@ def test_half_precision_kl_is_that_of_the_same_posterior_in_double_precision(par
 def test_impossible_standard_deviation_is_refused_with_its_value(given):
     with pytest.raises(OptionError, match=rf"standard deviation is {given!r}, but must be a positive"):
         dubito.BayesLinear(2, 2, initial_std=given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mean_of_zero_does_not_become_huge_at_the_first_step(dtype):
+    """alpha: sigma = sqrt(alpha) |mu|, so with log alpha at most 8 a step to mu = 0.001 gives sigma = 0.001 exp(4)."""
+    mean = torch.tensor([0.0, 0.5], dtype=dtype)
+    free = Parameterization.ALPHA.free(mean, PAPER_STD)
+    moved = Posterior(torch.tensor([1e-3, 0.5], dtype=dtype), free, Parameterization.ALPHA).std.double()
+    expected = torch.tensor([1e-3 * math.exp(4), PAPER_STD], dtype=torch.float64)
+    torch.testing.assert_close(moved, expected, rtol=4 * torch.finfo(dtype).eps * 20, atol=0)
+
+
+def test_a_weight_without_spread_has_a_finite_density_at_its_mean():
+    q = Posterior(torch.zeros(1, requires_grad=True), torch.tensor([-1000.0]), Parameterization.STD)
+    density = q.log_prob(torch.zeros(1))
+    torch.testing.assert_close(density, torch.tensor([1000 - math.log(2 * math.pi) / 2]))
+    (gradient,) = torch.autograd.grad(density.sum(), q.mean)
+    assert gradient.item() == 0
+
+
+def test_log_softplus_has_derivatives_forward():
+    x = torch.linspace(-20, 20, 41, dtype=torch.float64)
+    _, forward = torch.func.jvp(log_softplus, (x,), (torch.ones_like(x),))
+    backward = torch.func.vmap(torch.func.grad(log_softplus))(x)
+    torch.testing.assert_close(forward, backward, rtol=1e-14, atol=0)

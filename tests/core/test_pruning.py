@@ -124,3 +124,17 @@ def test_a_sparsity_that_is_no_share_is_refused(share):
 def test_a_network_without_posterior_is_refused():
     with pytest.raises(OptionError, match=r"The network \(Linear\) has no Bayesian layers"):
         dubito.prune(nn.Linear(2, 2), 0.5)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_biases_that_make_up_for_pruned_weights_keep_their_spread(parameterization):
+    torch.manual_seed(0)
+    layer = dubito.BayesLinear(100, 10, parameterization=parameterization)
+    pruned = dubito.prune(nn.Sequential(layer), 0.5, inputs=torch.rand(64, 100))[0]
+    assert bool((pruned.bias_mean != layer.bias_mean).all())
+    torch.testing.assert_close(pruned.bias_std, layer.bias_std)
+
+
+def test_drawn_kl_of_a_pruned_network_is_finite():
+    pruned = dubito.prune(dubito.BayesLinear(10, 10), 0.5)
+    assert bool(pruned.kl_divergence(samples=2).isfinite())
