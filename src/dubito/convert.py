@@ -252,7 +252,26 @@ def _substitute(module: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.
         for name, child in parent._modules.items():  # named_children would skip a child's second name
             if child is not None and id(child) in replacements:
                 parent._modules[name] = replacements[id(child)]
+        for name, value in vars(parent).items():  # where layers may be kept a second time, unknown to torch
+            if name not in _TORCHS_OWN:
+                vars(parent)[name] = _substituted(value, replacements)
     return replacements.get(id(module), module)
+
+
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+
+
+def _substituted(value: Any, replacements: Mapping[int, nn.Module]) -> Any:
+    """A module's replacement; lists and dictionaries keep their identity, and what has no modules stays as it is."""
+    if isinstance(value, nn.Module):
+        return replacements.get(id(value), value)
+    if isinstance(value, dict):
+        value.update({key: _substituted(part, replacements) for key, part in value.items()})
+    elif isinstance(value, list):
+        value[:] = [_substituted(part, replacements) for part in value]
+    elif type(value) is tuple:
+        return tuple(_substituted(part, replacements) for part in value)
+    return value
 
 
 def _leave_fused_path(module: nn.Module) -> None:

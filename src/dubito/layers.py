@@ -8,8 +8,9 @@ has a Gaussian posterior; `layer.weight_mean` and `layer.weight_std` are its mom
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypedDict
 
@@ -101,14 +102,19 @@ class BayesLayer(nn.Module, ABC):
                 self.register_parameter(
                     f"{name}_{free}", nn.Parameter(torch.empty(mean.shape, device=mean.device, dtype=mean.dtype))
                 )
+        self._given_prior = (prior,)  # in a tuple, which makes it no submodule
         self.reset_parameters()
-        self.prior: Prior = self._bind(prior)
 
-    def _bind(self, prior: float | str | Prior) -> Prior:
+    def _bind(self) -> Prior:
+        (prior,) = self._given_prior
         return make_prior(prior).bind({name: q.mean for name, q in self.posteriors().items()}, self.fan_in)
 
     def reset_parameters(self) -> None:
-        """Means as the `torch.nn` twin draws its weights, every standard deviation at `initial_std`."""
+        """Means as the `torch.nn` twin draws its weights, standard deviations at `initial_std`, the prior as given."""
+        self._reset_posteriors()
+        self.prior: Prior = self._bind()
+
+    def _reset_posteriors(self) -> None:
         if self.weight_mean.is_meta:
             return  # no values to draw, and torch would load its compiler to find that out
         nn.init.kaiming_uniform_(self.weight_mean, a=math.sqrt(5))
@@ -122,7 +128,8 @@ class BayesLayer(nn.Module, ABC):
         self.weight_mean = weight
         self.bias_mean = bias
         self.set_std(self.initial_std)
-        self.prior = self._bind(prior)
+        self._given_prior = (prior,)
+        self.prior = self._bind()
 
     def tie_stds(self, known: dict[int, nn.Parameter]) -> None:
         """Share the free parameter of every mean that `known` has met in another layer, and add the others to it."""
@@ -141,9 +148,13 @@ class BayesLayer(nn.Module, ABC):
         """How many inputs each output sums over (for a transposed convolution, as torch counts it)."""
         return math.prod(self.weight_mean.shape[1:])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files, which have no part in what is in force only for now."""
+        return {**self.__dict__, "forced_estimator": None, "_kept": None}
+
     def posteriors(self) -> dict[str, Posterior]:
         """The posterior of the weight, and of the bias if it has one."""
-        if torch.compiler.is_compiling() or self._kept is None:
+        if torch.compiler.is_compiling() or self._kept is None or _saves_elsewhere():
             free = self.parameterization.parameter
             return {
                 name: Posterior(getattr(self, f"{name}_mean"), getattr(self, f"{name}_{free}"), self.parameterization)
@@ -160,6 +171,11 @@ class BayesLayer(nn.Module, ABC):
     def weight(self) -> nn.Parameter:
         """The posterior mean, for code that asks a layer's weight for its dtype, device or shape."""
         return self.weight_mean
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The same of the bias, or None if there is none."""
+        return self.bias_mean
 
     @property
     def weight_std(self) -> Tensor:
@@ -213,6 +229,11 @@ class BayesLayer(nn.Module, ABC):
         return f"estimator={self.estimator.name}, parameterization={self.parameterization.value}, {std}{point}"
 
 
+def _saves_elsewhere() -> bool:
+    """Whether what a gradient needs is not simply kept: a checkpoint computes it again, later, from the parameters."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 @contextmanager
 def posteriors_kept(module: nn.Module) -> Iterator[None]:
     """Inside, the moments of all posteriors below `module` are computed once: the parameters must not change."""
@@ -251,8 +272,8 @@ class BayesLinear(BayesLayer):
         super().__init__()
         self.in_features, self.out_features = _positive(in_features=in_features, out_features=out_features)
         self._become_bayesian(
-            (out_features, in_features),
-            (out_features,) if bias else None,
+            (self.out_features, self.in_features),
+            (self.out_features,) if bias else None,
             device=device,
             dtype=dtype,
             **bayesian,
@@ -314,6 +335,7 @@ class _BayesConvNd(BayesLayer):
         self.in_channels, self.out_channels, self.groups = _positive(
             in_channels=in_channels, out_channels=out_channels, groups=groups
         )
+        in_channels, out_channels, groups = self.in_channels, self.out_channels, self.groups
         if in_channels % groups or out_channels % groups:
             raise OptionError(
                 f"groups is {groups}, but must divide both in_channels={in_channels} and out_channels={out_channels}."
@@ -333,12 +355,14 @@ class _BayesConvNd(BayesLayer):
         )
 
     def _per_axis(self, name: str, value: Size, least: int) -> tuple[int, ...]:
-        values = (value,) * self.spatial_dims if isinstance(value, int) else tuple(value)
-        if len(values) != self.spatial_dims or any(not isinstance(v, int) or v < least for v in values):
+        given = value if isinstance(value, Iterable) else (value,) * self.spatial_dims
+        values = [_as_int(number) for number in given]
+        whole = tuple(number for number in values if number is not None and number >= least)
+        if not len(whole) == len(values) == self.spatial_dims:
             raise OptionError(
                 f"{name} is {value!r}, but must be a number or {self.spatial_dims} numbers, each at least {least}."
             )
-        return values
+        return whole
 
     def _checked_padding(self, padding: Size | str) -> tuple[int, ...] | str:
         if not isinstance(padding, str):
@@ -607,7 +631,16 @@ class BayesConvTranspose3d(_BayesConvTranspose):
 
 
 def _positive(**numbers: int) -> tuple[int, ...]:
-    for name, value in numbers.items():
-        if not isinstance(value, int) or value < 1:
-            raise OptionError(f"{name} is {value!r}, but must be a whole number of at least 1.")
-    return tuple(numbers.values())
+    values = {name: _as_int(value) for name, value in numbers.items()}
+    for name, value in values.items():
+        if value is None or value < 1:
+            raise OptionError(f"{name} is {numbers[name]!r}, but must be a whole number of at least 1.")
+    return tuple(value for value in values.values() if value is not None)
+
+
+def _as_int(value: Any) -> int | None:
+    """A whole number, also one of NumPy's, as an int; None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

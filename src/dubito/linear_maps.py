@@ -111,7 +111,8 @@ class Convolution:
             of_weight = _weight_gradient(window, gradient, x, weight) if needs[1] else None
             if dense and needs[0]:
                 of_x = _input_gradient(window, gradient, x, weight)
-        return of_x, of_weight, of_bias
+        # A gradient that was not asked for may come all the same, of another shape.
+        return of_x if needs[0] else None, of_weight if needs[1] else None, of_bias if needs[2] else None
 
     def _tiny(self, x: Tensor, weight: Tensor) -> Window | None:
         """The window, if input and output have so few positions that products of matrices are faster."""

@@ -12,6 +12,7 @@ Draws are taken in one after the other: memory does not grow with their number.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -75,8 +76,8 @@ class Prediction:
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some of the images: a slice, a mask or a tensor of numbers; one number keeps the axis."""
-        if isinstance(index, int):
-            start = range(len(self))[index]  # an IndexError here is what ends a loop over the images
+        if not isinstance(index, bool) and hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0:
+            start = range(len(self))[operator.index(index)]  # an IndexError here is what ends a loop over the images
             index = slice(start, start + 1)
         return self._map(lambda t: t[index])
 

@@ -420,3 +420,26 @@ def test_attention_is_left_alone_and_its_network_draws():
 def test_complex_weights_are_left_alone():
     converted = dubito.to_bayesian(nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2)))
     assert "torch.complex64" in dubito.summary(converted).rows[0].reason
+
+
+def test_layers_kept_a_second_time_are_replaced_there_too():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+            self.parts = [self.first, nn.ReLU()]
+            self.named = {"last": (self.second,)}
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return self.named["last"][0](x)
+
+    network = Listed()
+    twin = dubito.to_bayesian(network)
+    assert twin.parts[0] is twin.first
+    assert twin.named["last"][0] is twin.second
+    assert network.parts[0] is network.first
+    back = dubito.to_deterministic(twin)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(back(x), network(x))

@@ -7,6 +7,7 @@ import math
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from torch import nn
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.estimators import Weight
+from dubito.layers import posteriors_kept
 from dubito.prior import GaussianPrior, ScaleMixturePrior
 
 EVERY_ESTIMATOR = (*SAMPLING, "mean", Weight(draws=2), Weight(draws=2, antithetic=True))
@@ -449,3 +451,61 @@ def test_representation_names_what_differs_from_the_defaults(kind):
     text = repr(make_layer(kind, estimator="flipout", parameterization="alpha", initial_std=0.25))
     for part in (f"Bayes{kind}(", "estimator=flipout", "parameterization=alpha", "initial_std=0.25", "GaussianPrior"):
         assert part in text
+
+
+def test_numbers_of_numpy_are_whole_numbers():
+    assert tuple(dubito.BayesLinear(np.prod((2, 3)), np.int32(4)).weight_mean.shape) == (4, 6)
+    layer = dubito.BayesConv2d(np.int64(3), 4, np.int64(3), padding=(np.int64(1), 1))
+    assert layer.kernel_size == (3, 3)
+    assert layer(torch.ones(1, 3, 5, 5)).shape == (1, 4, 5, 5)
+    with pytest.raises(OptionError, match=r"in_features is 2\.5"):
+        dubito.BayesLinear(2.5, 3)
+    with pytest.raises(OptionError, match=r"kernel_size is 2\.5"):
+        dubito.BayesConv2d(3, 4, 2.5)
+
+
+@pytest.mark.parametrize("prior", [0.5, "fan_in", "learned", "empirical", "mixture"])
+def test_a_layer_made_without_memory_gets_its_prior_with_its_weights(prior):
+    with torch.device("meta"):
+        layer = dubito.BayesLinear(4, 3, prior=prior)
+    layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    expected = dubito.BayesLinear(4, 3, prior=prior)
+    assert layer.state_dict().keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name], tensor, msg=name)
+
+
+def test_what_is_in_force_for_now_is_not_copied():
+    layer = dubito.BayesLinear(3, 2)
+    with dubito.estimator(layer, "mean"), posteriors_kept(layer):
+        copied = copy.deepcopy(layer)
+    assert copied.forced_estimator is None
+    assert copied._kept is None
+
+
+def test_the_bias_can_be_asked_for_like_the_weight():
+    layer = dubito.BayesLinear(3, 2)
+    assert layer.bias is layer.bias_mean
+    assert dubito.BayesLinear(3, 2, bias=False).bias is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_weight_with_a_bias_that_learns(kind):
+    """Only the bias has gradients, and they are those of automatic differentiation."""
+    torch.manual_seed(0)
+    layer = make_layer(kind, dtype=torch.float64)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name.startswith("bias"))
+    x = make_input(kind, batch=3).double()
+    torch.manual_seed(1)
+    layer(x).square().sum().backward()
+    assert layer.weight_mean.grad is None
+    found = layer.bias_mean.grad.clone(), layer.bias_rho.grad.clone()
+    layer.zero_grad()
+    layer.requires_grad_(True)
+    torch.manual_seed(1)
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(found, (layer.bias_mean.grad, layer.bias_rho.grad))

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from layer_zoo import DTYPES
@@ -200,3 +201,10 @@ def test_logit_moments_of_different_shapes_are_refused():
 def test_no_draws_have_no_split():
     with pytest.raises(OptionError, match="There are no draws yet, but a decomposition needs at least 1"):
         Decomposition().compute()
+
+
+@pytest.mark.parametrize("number", [3, -2, np.int64(3), torch.tensor(3), torch.tensor(-2)])
+def test_one_number_of_any_kind_keeps_the_axis_of_the_images(number):
+    prediction = dubito.decompose(draws())
+    torch.testing.assert_close(prediction[number].probs, prediction.probs[3:4])
+    assert prediction[number].epistemic.shape == (1,)

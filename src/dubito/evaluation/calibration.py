@@ -147,9 +147,10 @@ class Conformal:
         if self.method is ConformalMethod.LAC:
             return 1 - wide
         ordered, order = wide.sort(dim=1, descending=True, stable=True)
-        share = torch.zeros(len(wide), 1, dtype=torch.float64)
+        share = wide.new_zeros(len(wide), 1)
         if self.is_randomized:
-            share = torch.rand(len(wide), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator("cpu").manual_seed(seed)
+            share = torch.rand(len(wide), 1, dtype=torch.float64, generator=generator, device="cpu").to(wide.device)
         scores = ordered.cumsum(1) - ordered * (1 - share)
         return torch.empty_like(scores).scatter_(1, order, scores)
 
