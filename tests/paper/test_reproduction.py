@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch
 from paper_files import table_of
 
 from dubito import cli
+from dubito.errors import RunError
 from dubito.evaluation import Evaluation
 from dubito.paper import drawings, published
 from dubito.paper.cells import BUDGETS, Cell, Experiment, cells_of, grid
 from dubito.paper.claims import judge
 from dubito.paper.document import compose
+from dubito.paper.grid import require_same_settings
 from dubito.paper.measurements import batch_aleatoric, correlation
 from dubito.paper.results import collect, read
 from dubito.training import Run
@@ -228,6 +231,20 @@ def test_run_folders_of_other_settings_are_refused(smoke, tmp_path, capsys) -> N
     arguments = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--hours", "0"]
     assert cli.run(["reproduce", "filters", "--budget", "smoke", *arguments]) == 1
     assert "trained with other settings (epochs 3 instead of 2)" in capsys.readouterr().err
+
+
+def test_settings_of_another_inference_do_not_matter(smoke) -> None:
+    """A twin's folder stays valid when only the temperature of Bayesian networks changes, theirs does not."""
+    for cell in (Cell("lenet5", "mnist"), Cell("lenet5", "mnist", "frequentist")):
+        run = Run.open(smoke.runs / cell.name)
+        wanted = replace(run.config, temperature=0.5, warmup_epochs=9.0)
+        if cell.inference == "vi":
+            with pytest.raises(RunError, match=r"temperature 0\.05 instead of 0\.5"):
+                require_same_settings(run, wanted)
+        else:
+            require_same_settings(run, wanted)
+            with pytest.raises(RunError, match="batch_size"):
+                require_same_settings(run, replace(wanted, batch_size=9))
 
 
 @pytest.mark.parametrize(

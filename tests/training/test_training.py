@@ -226,6 +226,18 @@ def test_the_other_twins_train_and_load_by_the_same_commands(inference: str, tmp
     assert bool((epistemic > 0).all()) == (inference == "dropout")
 
 
+def test_point_estimates_are_not_computed_again_for_every_draw(tmp_path: Path) -> None:
+    passes: list[bool] = []
+
+    class Count(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            pl_module.network.register_forward_hook(lambda network, *_: passes.append(network.training))
+
+    config = configure(data="digits", inference="frequentist", samples=5, batch_size=512, epochs=1)
+    run = train(config, tmp_path / "run", console=quiet, callbacks=[Count()])
+    assert passes.count(True) == -(-run.data.num_data // 512)
+
+
 def test_learning_happens_and_the_bar_and_lines_show_it(tmp_path: Path) -> None:
     console = Console(record=True, force_terminal=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     config = configure(data="digits", epochs=15, batch_size=64, augment=False, warmup_epochs=5)

@@ -107,7 +107,7 @@ def _watch(report: Report, deadline: float | None) -> pl.Callback:
 
 def require_same_settings(run: Run, config: TrainingConfig) -> None:
     """Refuse a run folder of other settings; paths may be written differently."""
-    found, wanted = run.config.to_dict(), config.to_dict()
+    found, wanted = run.config.to_dict(), config.in_force()
     different = [name for name in wanted if wanted[name] != found[name] and name not in ("data", "warm_start")]
     if different:
         told = ", ".join(f"{name} {found[name]} instead of {wanted[name]}" for name in different)

@@ -107,6 +107,15 @@ class TrainingConfig:
         """The settings by name."""
         return asdict(self)
 
+    def in_force(self) -> dict[str, Any]:
+        """The settings that this training looks at, by name: without those of another inference.
+
+        >>> "temperature" in TrainingConfig(inference="frequentist").in_force()
+        False
+        """
+        settings = self.to_dict().items()
+        return {name: value for name, value in settings if self.inference in LOOKED_AT_BY.get(name, self.inference)}
+
     @property
     def bayesian(self) -> dict[str, Any]:
         """The options of the Bayesian layers, none for other networks."""
@@ -119,6 +128,15 @@ class TrainingConfig:
         names = ("estimator", "parameterization", "initial_std")
         return {**{name: getattr(self, name) for name in names}, "prior": prior}
 
+
+LOOKED_AT_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("estimator", "parameterization", "initial_std", "prior", "warm_start"), ("vi",)),
+    **dict.fromkeys(("kl_schedule", "warmup_epochs", "temperature"), ("vi",)),
+    **dict.fromkeys(("samples", "validation_samples"), ("vi", "dropout")),
+    "dropout": ("dropout",),
+    "l2": ("frequentist", "dropout"),
+}
+"""Settings that not every kind of inference looks at."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Tuned on CIFAR-10's validation split. Small batches and mild crops, because these networks underfit before they

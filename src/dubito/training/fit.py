@@ -127,7 +127,7 @@ def _module(run: Run, images: ImageData) -> Classifier:
         l2=config.l2 if config.inference != "vi" else 0.0,
         centralize=config.centralize,
         schedule=KLSchedule(config.kl_schedule, config.temperature, config.warmup_epochs),
-        samples=config.samples,
+        samples=1 if config.inference == "frequentist" else config.samples,  # the others would be the same
         validation_samples=config.validation_samples,
         seed=config.seed,
     )
