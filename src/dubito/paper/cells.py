@@ -137,7 +137,7 @@ CPU_EPOCHS = {
     ("lenet5", "mnist"): 10,
     ("lenet5", "cifar10"): 30,
     ("lenet5", "cifar100"): 30,
-    ("alexnet", "mnist"): 5,
+    ("alexnet", "mnist"): 10,
     ("alexnet", "cifar10"): 20,
     ("alexnet", "cifar100"): 20,
     ("vgg16", "mnist"): 2,
