@@ -324,6 +324,8 @@ def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module, copies: int)
             "but logits need a batch and a class axis: (N, C)."
         )
     if not bool(outputs.isfinite().all()):
+        if batch.is_floating_point() and not bool(batch.isfinite().all()):
+            raise NonFiniteError("The inputs hold NaN or infinite values, so there is nothing to predict from.")
         raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch before a command has begun its work, so that help app
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -77,4 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> NoReturn:
     """The program `dubito`."""
     keep_freed_memory()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows a question mark
     sys.exit(run(sys.argv[1:]))

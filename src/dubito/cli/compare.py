@@ -9,10 +9,10 @@ import typer
 
 from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
-from dubito.cli.predict import choose_device, require_choice
-from dubito.cli.rows import require_writable
+from dubito.cli.predict import checked_seed, choose_device, require_choice
+from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
-from dubito.errors import DubitoError, OptionError, RunError
+from dubito.errors import OptionError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def compare(
     ] = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each network.")] = 10,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of draws and resamples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws and resamples.")] = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -96,10 +96,7 @@ def _check_figure(path: Path) -> None:
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"--figure is {path}, but its suffix must be one of {', '.join(FIGURES)}.")
     require_writable(path)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise DubitoError("A figure needs matplotlib, which is missing: pip install 'dubito[train]'.") from None
+    require_matplotlib()
 
 
 def _evaluation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.predict import choose_device, require_choice
+from dubito.cli.predict import checked_seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import DubitoError, OptionError
@@ -75,7 +75,9 @@ def evaluate(
     ] = 2000,
     coverage: Annotated[float, typer.Option(metavar="SHARE", help="Requested of conformal sets.")] = 0.9,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of draws, noise and resamples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws, noise and resamples.")
+    ] = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -108,6 +110,12 @@ def evaluate(
     import torch
 
     from dubito import evaluation
+    from dubito.training import Run
+
+    for run in runs:
+        Run.open(run)  # all of them, before hours go into the first
+    for group in groups:
+        require_writable((folder or _home(group)) / "evaluation.json")
 
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
@@ -128,12 +136,12 @@ def evaluate(
             progress=True,
         )
         home = folder or _home(group)
-        found.save(home)
-        if write:
-            write(found.metrics)
         if number:
             typer.echo()
         show(found, top)
+        if write:
+            write(found.metrics)
+        found.save(home)
         typer.echo(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
         typer.echo(f"Next: dubito report {shlex.quote(str(home))}")
 

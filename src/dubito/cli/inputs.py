@@ -23,18 +23,19 @@ __all__ = ["Image", "Reader", "find_images"]
 
 @dataclass(frozen=True)
 class Image:
-    """An image that can be read: its name, its true class if known, and how to read it as (C, 32, 32) bytes."""
+    """An image that can be read as (C, 32, 32) bytes: its name, its true class if known, and its file if it has one."""
 
     name: str
     read: Callable[[], Tensor]
     truth: str | None = None
+    path: Path | None = None
 
 
 def find_images(arguments: Sequence[str], data: DataDescription) -> list[Image]:
     """Every image that the arguments name, each once, to be read as the run's own data was."""
-    found: dict[str, Image] = {}
+    found: dict[str | Path, Image] = {}
     for argument in arguments:
-        found.update((image.name, image) for image in _images(argument, data))
+        found.update((image.path or image.name, image) for image in _images(argument, data))
     return list(found.values())
 
 
@@ -90,7 +91,7 @@ def _of_file(path: Path, data: DataDescription) -> Image:
 
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(read_image, path, data.channels, padding=data.padding))
+    return Image(name, partial(read_image, path, data.channels, padding=data.padding), path=path)
 
 
 def _of_dataset(name: str, channels: int) -> Iterator[Image]:

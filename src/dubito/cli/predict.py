@@ -15,6 +15,7 @@ from dubito.cli.inputs import Reader, find_images
 from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, progress_bar, terminal_width
 from dubito.errors import DataError, OptionError, unknown
+from dubito.training.config import LARGEST_SEED
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,13 @@ WIDE = 100
 """Terminals narrower than this show no entropies."""
 REASONS = 5
 """So many errors are told on stderr; rows have them all."""
+
+
+def checked_seed(value: int) -> int:
+    """A seed that generators take."""
+    if value > LARGEST_SEED:
+        raise OptionError(f"--seed is {value}, but must be at most {LARGEST_SEED}.")
+    return value
 
 
 def predict(
@@ -80,7 +88,10 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in memory at once.")] = 256,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws; the same command gives the same.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, callback=checked_seed, help="Of the draws: the same gives the same."),
+    ] = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.rows import require_matplotlib
 from dubito.cli.terminal import Column, examples, print_table, progress_bar, size
 from dubito.errors import OptionError, RunError
 
@@ -61,6 +62,8 @@ def prune(
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
+    if curve:
+        require_matplotlib()
     torch.set_flush_denormal(True)
     opened = Run.open(run)
     network = opened.load(checkpoint)
@@ -102,9 +105,9 @@ class _Images:
 
 
 def _read_images(run: Run) -> _Images:
-    from dubito.data import normalize, open_dataset, split_validation
+    from dubito.data import normalize, split_validation
 
-    whole = open_dataset(run.config.data).train()
+    whole = run.open_data().train()
     kept, held_out = split_validation(whole.labels, run.config.validation_fraction, run.config.seed)
     if len(kept) != run.data.num_data or whole.class_names != run.data.class_names:
         raise RunError(f"{run.config.data} is not what {run.path} was trained on any more.")

@@ -51,6 +51,14 @@ def require_writable(path: Path) -> None:
         raise DubitoError(f"{path} cannot be written: its folder does not allow it.")
 
 
+def require_matplotlib() -> None:
+    """The same for a figure."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise DubitoError("A figure needs matplotlib, which is missing: pip install 'dubito[train]'.") from None
+
+
 def _to_csv(table: Table) -> bytes:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")

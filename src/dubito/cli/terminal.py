@@ -37,8 +37,9 @@ def terminal_width() -> int | None:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: fitted to a terminal, else every cell in full, for whatever reads it."""
-    if terminal_width() is None:
+    """Print a table: fitted to a terminal that is wide enough, else every cell in full, for whatever reads it."""
+    width = terminal_width()
+    if width is None or width < _least_width(columns, rows):
         _print_plainly(columns, rows)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -48,6 +49,16 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # as text, a name with brackets is no markup
     Console().print(table, crop=False)
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """Below it cells would be cut, and a number without its last digits is another number."""
+    widths = [max(len(cell) for cell in cells) for cells in zip([c.title for c in columns], *rows, strict=True)]
+    return sum(min(w, FOLDED) if c.fold else w for c, w in zip(columns, widths, strict=True)) + 2 * (len(columns) - 1)
+
+
+FOLDED = 12
+"""Columns that a cell which may be folded needs at least."""
 
 
 def _print_plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -114,15 +114,19 @@ class NumpyArchive:
         key = self._keys["train"][1]
         labels = self._labels(key)
         if self._has_names:
-            return tuple(str(name) for name in np.atleast_1d(self._array("class_names")))
-        present = set(labels.tolist())
-        absent = sorted(set(range(max(present) + 1)) - present)
-        if absent:
+            names = tuple(str(name) for name in np.atleast_1d(self._array("class_names")))
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise DataError(f"{self.path} has several classes called {twice[0]!r}; give each a name of its own.")
+            return names
+        present = labels.unique().tolist()  # sorted
+        absent = next((number for number, label in enumerate(present) if number != label), None)
+        if absent is not None:
             raise DataError(
-                f"{self.path} has labels up to {max(present)} in {key}, but none is {absent[0]}; number the classes "
-                "from 0 on without gaps, or add class_names."
+                f"{self.path} has labels up to {present[-1]} in {key}, but none is {absent}; number the classes from 0 "
+                "on without gaps, or add class_names."
             )
-        return tuple(str(label) for label in range(len(present)))
+        return tuple(str(label) for label in present)
 
     @cached_property
     def channels(self) -> int:
@@ -156,7 +160,9 @@ class NumpyArchive:
         labels = self._array(key)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0 or labels.min() < 0:
+        if labels.ndim == 1 and labels.dtype.kind == "i" and labels.size and labels.min() < 0:
+            raise DataError(f"{self._where(key)} has the label {labels.min()}, but must hold class numbers from 0 on.")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
             raise DataError(
                 f"{self._where(key)} is {labels.dtype} {labels.shape}, but must be a non-empty vector of class numbers "
                 "from 0 on."
@@ -165,9 +171,10 @@ class NumpyArchive:
 
     def _array_names(self) -> set[str]:
         try:
-            with np.load(self.path, allow_pickle=False) as arrays:
-                if isinstance(arrays, np.ndarray):
-                    raise DataError(f"{self.path} is a single array, but must be an .npz with images and labels.")
+            loaded = np.load(self.path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise DataError(f"{self.path} is a single array, but must be an .npz with images and labels.")
+            with loaded as arrays:
                 return set(arrays.files)
         except DataError:
             raise

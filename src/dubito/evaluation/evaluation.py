@@ -265,7 +265,9 @@ def evaluate(
     for name in ood:
         open_dataset(name)
     channels, names = opened[0].data.channels, opened[0].data.class_names
-    test, held_out = _own_test_images(opened[0], data or opened[0].config.data), _held_out(opened)
+    if data is None:
+        opened[0].open_data()  # which says whose data it is if it is not there
+    test, held_out = _own_test_images(opened[0], data or opened[0].config.data), _held_out(opened, data)
     strange = {name: _test_images(name, channels) for name in dict.fromkeys(ood)}
     if test.name in strange:
         raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
@@ -450,10 +452,19 @@ def _test_images(data: str, channels: int) -> Dataset:
     return Dataset(images, part.labels, part.class_names, data, part.mean, part.std)
 
 
-def _held_out(runs: Sequence[Run]) -> Dataset:
-    """The images that every run held out from its training, in the order of the data set."""
+def _held_out(runs: Sequence[Run], moved: str | None = None) -> Dataset:
+    """The images that every run held out from its training, in the order of the data set.
+
+    `moved` is where the data may be found if it is not in its place any more.
+    """
     data = runs[0].config.data
-    whole = open_dataset(data).train()
+    try:
+        source = runs[0].open_data()
+    except RunError:
+        if moved is None:
+            raise
+        data, source = moved, open_dataset(moved)
+    whole = source.train()
     shared = torch.ones(len(whole), dtype=torch.bool)
     for run in runs:
         kept, held_out = split_validation(whole.labels, run.config.validation_fraction, run.config.seed)

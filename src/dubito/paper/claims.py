@@ -84,7 +84,7 @@ def _slow_start(contents: Contents) -> Iterator[Test]:
     for name, ours, twin in _pairs(contents):
         if not name.startswith(TITLES["vgg16"]):  # which starts from its twin
             a, b = (part["first_validation_accuracy"] for part in (ours, twin))
-            yield Test(a < b, f"{name}: {a:.1f} % against {b:.1f} %")
+            yield Test(a < b, f"{name}: {a:.2f} % against {b:.2f} %")
 
 
 def _dropout_on_mnist(contents: Contents) -> Iterator[Test]:
@@ -179,7 +179,7 @@ def _zeros(contents: Contents) -> Iterator[Test]:
     for row in _measured(contents, "table2", head="softplus"):
         for other in _measured(contents, "table2", head="softmax", model=row["model"], data=row["data"]):
             a, b = (100 * part["measured"]["nearly_zero"] for part in (row, other))
-            yield Test(a > b, f"{TITLES[row['model']]}, {TITLES[row['data']]}: {a:.1f} % against {b:.1f} %")
+            yield Test(a > b, f"{TITLES[row['model']]}, {TITLES[row['data']]}: {a:.2f} % against {b:.2f} %")
 
 
 CLAIMS = (

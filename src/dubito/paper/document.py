@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dubito.errors import RunError
 from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
@@ -41,6 +42,8 @@ FIGURES = {
 
 def write_document(results: Path, document: Path) -> None:
     """Write the page of the results in a folder."""
+    if not read(results):
+        raise RunError(f"{results} holds no results of dubito reproduce; run it first, or give another --results.")
     write_atomically(document, compose(results, os.path.relpath(results, document.parent)))
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -35,7 +35,7 @@ from dubito.training.run import Run, write_atomically
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-__all__ = ["Grid", "State", "is_finished", "require_same_settings", "run_cell"]
+__all__ = ["Grid", "State", "different_settings", "is_finished", "require_same_settings", "run_cell"]
 
 FINISHED = "finished.json"
 POLL = 0.25
@@ -105,10 +105,16 @@ def _watch(report: Report, deadline: float | None) -> pl.Callback:
     return Watch()
 
 
+def different_settings(found: Mapping[str, Any], wanted: TrainingConfig) -> list[str]:
+    """The names of settings, of those that `wanted` looks at, that were others; paths may be written differently."""
+    paths = ("data", "warm_start")
+    return [name for name, value in wanted.in_force().items() if found.get(name) != value and name not in paths]
+
+
 def require_same_settings(run: Run, config: TrainingConfig) -> None:
-    """Refuse a run folder of other settings; paths may be written differently."""
-    found, wanted = run.config.to_dict(), config.in_force()
-    different = [name for name in wanted if wanted[name] != found[name] and name not in ("data", "warm_start")]
+    """Refuse a run folder of other settings."""
+    found, wanted = run.config.to_dict(), config.to_dict()
+    different = different_settings(found, config)
     if different:
         told = ", ".join(f"{name} {found[name]} instead of {wanted[name]}" for name in different)
         raise RunError(f"{run.path} was trained with other settings ({told}); remove it or choose another --runs.")

@@ -6,7 +6,8 @@
     EXPERIMENT.md     a table for people
     EXPERIMENT*.png   figures
 
-A cell that is not finished has a row without measured numbers.
+A cell that is not finished has a row without measured numbers. One whose run folder is not here, but whose numbers are
+in the files already, keeps them, unless its settings have changed since: run folders hold weights and travel less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 
 from dubito.errors import RunError
 from dubito.paper import published
-from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of
+from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of, settings
+from dubito.paper.grid import different_settings
 from dubito.paper.measurements import (
     Finished,
     accuracy_row,
@@ -33,6 +35,7 @@ from dubito.paper.measurements import (
     posterior_rows,
     uncertainty_row,
 )
+from dubito.training.config import TrainingConfig
 from dubito.training.run import commit, write_atomically
 
 __all__ = ["collect", "read"]
@@ -56,6 +59,7 @@ def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -
         "cells": {cell.name: found[cell].facts() if cell in found else None for cell in cells},
         **rows,
     }
+    _keep_earlier(content, read(results).get(experiment.value), {c.name: settings(c, budget, runs) for c in cells})
     files: dict[str, str | bytes] = {
         f"{experiment.value}.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     }
@@ -68,6 +72,29 @@ def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -
     for name, text in files.items():
         write_atomically(results / name, text)
     return [results / name for name in files]
+
+
+def _keep_earlier(content: Content, earlier: Content | None, wanted: dict[str, TrainingConfig]) -> None:
+    """Give cells without a run folder here the numbers that the files have of them."""
+    if earlier is None or earlier["budget"] != content["budget"]:
+        return
+    cells = content["cells"]
+    kept = {
+        name: facts
+        for name, facts in earlier["cells"].items()
+        if facts is not None and name in cells and cells[name] is None
+        if not different_settings(facts["settings"], wanted[name])
+    }
+    if not kept:
+        return
+    rows = {name: earlier["rows"] if name in kept else content["rows"] for name in cells}
+    content["rows"] = [row for name in cells for row in rows[name] if row["cell"] == name]
+    cells |= kept
+    for part, value in earlier.items():
+        if isinstance(value, dict) and value.keys() <= cells.keys():
+            content.setdefault(part, {}).update({name: about for name, about in value.items() if name in kept})
+        elif not content.get(part):  # what there is one of: an image, a filter, a weight's trace
+            content[part] = value
 
 
 def read(results: Path) -> dict[str, Content]:

@@ -21,6 +21,10 @@ def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
     return field(default=default, metadata={"help": help})
 
 
+LARGEST_SEED = 2**62
+"""Torch's generators take a little more, but sums of seeds must fit too."""
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """Everything that decides what a training does; the values here are the preset ``default``."""
@@ -93,8 +97,14 @@ class TrainingConfig:
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise OptionError(f"learning_rate is {self.learning_rate}, but must be positive and finite.")
+        for name in ("learning_rate", "initial_std"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise OptionError(f"{name} is {getattr(self, name)}, but must be positive and finite.")
+        for name in ("temperature", "warmup_epochs", "l2", "clip", "checkpoint_minutes"):
+            if not math.isfinite(getattr(self, name)):
+                raise OptionError(f"{name} is {getattr(self, name)}, but must be finite.")
+        if self.seed > LARGEST_SEED:
+            raise OptionError(f"seed is {self.seed}, but must be at most {LARGEST_SEED}.")
         if not 0 < self.validation_fraction < 1:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
         if self.warm_start != "none" and self.inference != "vi":

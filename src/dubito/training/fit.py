@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,8 +17,9 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
 
 from dubito.convert import to_bayesian
+from dubito.data import DATASETS
 from dubito.elbo import KLSchedule
-from dubito.errors import DubitoError, NonFiniteError, RunError
+from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
 from dubito.models.initialization import initialize
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
@@ -39,6 +42,9 @@ def train(
     first = _is_first_process()
     if first:
         refuse_existing(Path(out))
+    _require_accelerator(config.accelerator)
+    if config.data not in DATASETS:  # a path, which must hold from every folder
+        config = replace(config, data=str(Path(config.data).expanduser().resolve()))
     images = _images(config)
     run = Run(Path(out), config, images.describe())
     with torch.device("meta"):
@@ -47,7 +53,14 @@ def train(
         _twin(run)
     if first:
         run.create()
-    return _fit(run, images, console, report_every, callbacks or [])
+    try:
+        return _fit(run, images, console, report_every, callbacks or [])
+    except InterruptedTraining:
+        raise
+    except Exception:
+        if first and not any(run.path.glob("*.safetensors")):
+            shutil.rmtree(run.path)  # in which nothing is but the settings that did not work
+        raise
 
 
 def resume(
@@ -59,9 +72,30 @@ def resume(
 ) -> Run:
     """Go on with a run that was stopped or killed, to the very weights it would have reached."""
     run = Run.open(path)
-    if run.has_checkpoint("best") and not run.has_checkpoint("last"):
+    # Without metrics it stopped while it wrote its first checkpoints, and begins again.
+    if run.has_checkpoint("best") and not run.has_checkpoint("last") and run.metrics():
         raise RunError(f"{run.path} cannot be trained further: it has weights, but not the state of a training.")
-    return _fit(run, _images(run.config), console, report_every, callbacks or [])
+    run.open_data()  # which says whose data it is if it is not there
+    images = _images(run.config)
+    found = images.describe()
+    if (found.class_names, found.num_data) != (run.data.class_names, run.data.num_data):
+        raise RunError(
+            f"{run.config.data} has {found.num_data} training images of {len(found.class_names)} classes, but "
+            f"{run.path} was trained on {run.data.num_data} of {len(run.data.class_names)}: put them back, or train a "
+            "new run."
+        )
+    return _fit(run, images, console, report_every, callbacks or [])
+
+
+def _require_accelerator(name: str) -> None:
+    """Refuse what is not there before anything is read or written."""
+    known = ("auto", "cpu", "gpu", "cuda", "mps")
+    if name not in known:
+        raise OptionError(unknown("accelerator", name, known))
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there["gpu"] = any(there.values())
+    if not there.get(name, True):
+        raise OptionError(f"accelerator is {name!r}, but torch finds none on this machine: use 'auto' or 'cpu'.")
 
 
 def _is_first_process() -> bool:
@@ -178,6 +212,8 @@ def _tensorboard(run: Run) -> Any:
     from pytorch_lightning.loggers import TensorBoardLogger
 
     try:
+        import torch.utils.tensorboard  # noqa: F401  (Lightning would look for it only later)
+
         return TensorBoardLogger(run.path, name="tensorboard", version="")
-    except ModuleNotFoundError:
+    except ImportError:
         raise DubitoError("--tensorboard needs TensorBoard: pip install 'dubito[tensorboard]'.") from None

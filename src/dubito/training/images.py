@@ -42,6 +42,8 @@ class ImageData(pl.LightningDataModule):
         self.seed = seed
         self.start = start or Progress()
         images = self.source.train()
+        if len(images.class_names) < 2:
+            raise DataError(f"{data} has only the class {images.class_names[0]}, but needs two or more.")
         kept, held_out = split_validation(images.labels, validation_fraction, seed)
         if not len(kept) or not len(held_out):
             raise DataError(

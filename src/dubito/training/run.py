@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from dubito.training.config import TrainingConfig, configure
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dubito.data.dataset import DataSource
     from dubito.models import Network
 
 __all__ = ["DataDescription", "Run", "commit", "load", "write_atomically"]
@@ -49,6 +51,19 @@ class DataDescription:
     std: tuple[float, ...]
     padding: int
     num_data: int
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> DataDescription:
+        """From the part ``data`` of a run's configuration."""
+        given = {f.name: content[f.name] for f in fields(cls)}
+        for name, kind in (("class_names", str), ("mean", float), ("std", float)):
+            given[name] = tuple(kind(value) for value in given[name])
+        for name, most in (("channels", 3), ("padding", 15), ("num_data", math.inf)):
+            if not isinstance(given[name], int) or not 0 <= given[name] <= most:
+                raise ValueError(f"{name} is {given[name]!r}")
+        if given["channels"] not in (1, 3) or not len(given["mean"]) == len(given["std"]) == given["channels"]:
+            raise ValueError(f"channels is {given['channels']}, with {len(given['mean'])} means")
+        return cls(**given)
 
 
 class Run:
@@ -82,16 +97,15 @@ class Run:
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
             config = configure(**content["training"])
-            described = {f.name: content["data"][f.name] for f in fields(DataDescription)}
-            for name in ("class_names", "mean", "std"):
-                described[name] = tuple(described[name])
-            return cls(folder, config, DataDescription(**described))
+            return cls(folder, config, DataDescription.of(content["data"]))
         except FileNotFoundError:
             raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise RunError(f"{file} is not a run's configuration ({' '.join(str(error).split())}).") from None
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
+        except KeyError as error:
+            raise RunError(f"{file} is not a run's configuration: it lacks {error}.") from None
+        except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
+            raise RunError(f"{file} is not a run's configuration ({' '.join(str(error).split())}).") from None
 
     def write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a CSV file with these rows."""
@@ -104,19 +118,24 @@ class Run:
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv, none if there is no epoch yet."""
-        return [{name: float(value) for name, value in row.items()} for row in self._read_table("metrics.csv")]
+        return self._read_table("metrics.csv", {})
 
     def posterior_trace(self) -> list[dict[str, Any]]:
         """The rows of posterior.csv: epoch, layer, index, mean and std of one weight per Bayesian layer."""
         kinds: dict[str, Any] = {"epoch": int, "layer": str, "index": int, "mean": float, "std": float}
-        return [{name: kinds[name](value) for name, value in row.items()} for row in self._read_table("posterior.csv")]
+        return self._read_table("posterior.csv", kinds)
 
-    def _read_table(self, name: str) -> list[dict[str, str]]:
+    def _read_table(self, name: str, kinds: Mapping[str, Any]) -> list[dict[str, Any]]:
         file = self.path / name
         if not file.exists():
             return []
-        with file.open(newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+        try:
+            with file.open(newline="", encoding="utf-8") as lines:
+                return [
+                    {key: kinds.get(key, float)(value) for key, value in row.items()} for row in csv.DictReader(lines)
+                ]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise RunError(f"{file} is damaged ({' '.join(str(error).split())}); restore it or remove it.") from None
 
     def write_checkpoint(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         """Write tensors and notes (JSON) into one file `name`.safetensors."""
@@ -134,6 +153,8 @@ class Run:
         file = self.path / f"{name}.safetensors"
         if not file.exists():
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
+        if not os.access(file, os.R_OK):
+            raise RunError(f"{file} cannot be read: its permissions do not allow it.")
         try:
             with safe_open(file, framework="pt") as content:
                 notes = json.loads((content.metadata() or {})["notes"])
@@ -141,6 +162,15 @@ class Run:
                 return unpack(tensors, notes.get("pruned", {})), notes
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
+
+    def open_data(self) -> DataSource:
+        """The data set that it was trained on."""
+        from dubito.data import open_dataset
+
+        try:
+            return open_dataset(self.config.data)
+        except DubitoError as error:
+            raise RunError(f"{self.path} was trained on {self.config.data}, which is not to be had: {error}") from None
 
     def has_checkpoint(self, name: str) -> bool:
         """Whether `name`.safetensors is there."""
@@ -174,7 +204,8 @@ class Run:
             network.load_state_dict(weights, assign=True)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise RunError(f"The weights in {self.path} do not fit its configuration: {reason}") from None
+            more = " ..." if len(reason) > 300 else ""
+            raise RunError(f"The weights in {self.path} do not fit its configuration: {reason[:300]}{more}") from None
         return network.requires_grad_(True).eval()
 
 
@@ -190,13 +221,22 @@ def refuse_existing(folder: Path) -> None:
     """An error if `folder` is there and holds anything."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"continue it with `dubito train --resume {folder}`, or " if (folder / "config.yaml").exists() else ""
-        raise RunError(f"{folder} exists already and is not empty; {hint}choose another --out.")
+        what = "exists already and is not empty" if folder.is_dir() else "is a file"
+        raise RunError(f"{folder} {what}; {hint}choose another --out.")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that it has either its old or its whole new content, whatever happens meanwhile."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_beside(path, data)
+    except OSError as error:  # which names the temporary file, or none
+        raise type(error)(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def _write_beside(path: Path, data: bytes) -> None:
+    """Into a temporary file in the same folder, which then takes the place of `path`."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
