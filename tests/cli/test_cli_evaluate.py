@@ -126,6 +126,8 @@ def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, freque
         (("evaluate", "RUN", "--checkpoint", "worst"), "--checkpoint is 'worst'"),
         (("evaluate", "RUN", "--out", "empty"), "which is a folder"),
         (("evaluate", "RUN", "RUN", "--out", "a.json"), "--out is for one evaluation"),
+        (("evaluate", "RUN", "nothing"), "There is no run folder nothing"),
+        (("evaluate", "RUN", "--folder", "half/config.yaml"), "half/config.yaml cannot be made"),
         (("compare", "RUN"), "at least 2 runs"),
         (("compare", "RUN", "empty"), "it has no config.yaml"),
         (("compare", "RUN", "half"), "train it for an epoch first"),

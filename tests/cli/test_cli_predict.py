@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,23 @@ def test_the_seed_decides_the_numbers(dubito, trained: Path, pictures: list[Path
 
 def test_the_last_checkpoint_can_be_asked_for(dubito, trained: Path, pictures: list[Path]) -> None:
     assert dubito("predict", trained, "pictures", "--checkpoint", "last").code == 0
+
+
+def test_names_that_are_no_text_are_rows_of_their_own(dubito, trained: Path, pictures: list[Path]) -> None:
+    folder = pictures[0].parent / "odd"
+    folder.mkdir()
+    for name in (b"\xff.png", b"\xfe.png"):
+        try:
+            (folder / os.fsdecode(name)).write_bytes(pictures[0].read_bytes())
+        except OSError:
+            pytest.skip("this file system takes only text as a name")
+    assert dubito("predict", trained, folder).out.count(".png") == 2
+
+
+def test_a_seed_that_no_generator_takes_is_refused(dubito, trained: Path) -> None:
+    result = dubito("predict", trained, "digits", "--seed", 10**20)
+    assert result.code != 0
+    assert "--seed is 100000000000000000000, but must be at most" in result.err
 
 
 def test_an_unknown_device_is_refused(dubito, trained: Path) -> None:

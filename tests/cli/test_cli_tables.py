@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_a_network_is_shown_layer_by_layer(dubito) -> None:
     assert lines[2].split() == ["2", "pool", "2x2", "2", "64x8x8", "64x4x4"]
     assert lines[9].split() == ["9", "linear", "100", "128", "100", "12,900", "12,800"]
     assert lines[10].split()[0] == "total"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_number_loses_its_digits_in_a_narrow_terminal(dubito, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = dubito("models", "--model", "alexnet").out.split()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = re.sub(r"\x1b\[[0-9;]*m", "", dubito("models", "--model", "alexnet").out).split()
+    assert narrow == wide
 
 
 @pytest.fixture

@@ -193,6 +193,8 @@ WRONG = {
     "fractions": ({"images": PIXELS, "labels": LABELS / 2}, "class numbers from 0 on"),
     "gap": ({"images": PIXELS, "labels": LABELS * 2}, "but none is 1"),
     "names": ({"images": PIXELS, "labels": LABELS, "class_names": np.array(["one"])}, "has the label 1 in labels"),
+    "identifiers": ({"images": PIXELS, "labels": LABELS + 10**12}, "but none is 0"),  # without counting up to them
+    "twice": ({"images": PIXELS, "labels": LABELS, "class_names": np.array(["a", "a"])}, "several classes called 'a'"),
     "pickle": ({"images": np.array([{}] * 10), "labels": LABELS}, "cannot be read: Object arrays"),
 }
 
@@ -205,6 +207,13 @@ def test_npz_files_that_make_no_sense_are_refused(tmp_path: Path, fault: str) ->
     with pytest.raises(DataError, match=reason) as error:
         load(path, "train")
     assert str(path) in str(error.value)
+
+
+def test_a_single_array_that_is_called_npz_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "own.npy", PIXELS)
+    (tmp_path / "own.npy").rename(tmp_path / "own.npz")
+    with pytest.raises(DataError, match=r"is a single array, but must be an \.npz"):
+        load(tmp_path / "own.npz", "train")
 
 
 def test_files_that_are_no_npz_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,7 +184,6 @@ def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None
     assert read_page(smoke) == compose(smoke.results, ".")
 
 
-@pytest.mark.skipif(not (ROOT / "results/reproduction/cpu/table1.json").exists(), reason="there are no results yet")
 def test_the_committed_document_is_that_of_the_committed_results() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert page == compose(ROOT / "results/reproduction/cpu", "../results/reproduction/cpu")
@@ -231,6 +231,35 @@ def test_run_folders_of_other_settings_are_refused(smoke, tmp_path, capsys) -> N
     arguments = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--hours", "0"]
     assert cli.run(["reproduce", "filters", "--budget", "smoke", *arguments]) == 1
     assert "trained with other settings (epochs 3 instead of 2)" in capsys.readouterr().err
+
+
+def test_numbers_of_runs_that_are_elsewhere_stay_unless_their_settings_have_changed(smoke, tmp_path) -> None:
+    results = shutil.copytree(smoke.results, tmp_path / "results")
+    gone = Cell("lenet5", "mnist", "frequentist").name
+    file = results / "table1.json"
+    content = json.loads(file.read_text())
+    content["cells"][gone]["settings"]["epochs"] += 1
+    file.write_text(json.dumps(content))
+    before = read(smoke.results)
+    for experiment in Experiment:
+        collect(experiment, SMOKE, tmp_path / "none", results)
+    after = read(results)
+    for name, content in before.items():
+        for row, kept in zip(content["rows"], after[name]["rows"], strict=True):
+            if (name, row["cell"]) == ("table1", gone):
+                assert (kept["status"], kept["measured"]) == ("not run", None)
+            else:
+                assert kept == row
+    pictures = {path.name for path in smoke.results.glob("*.png")}
+    assert {path.name for path in results.glob("*.png")} == pictures
+
+
+def test_a_folder_without_results_makes_no_document(tmp_path, capsys) -> None:
+    page = tmp_path / "page.md"
+    command = ["reproduce", "document", "--results", str(tmp_path / "typo"), "--document", str(page)]
+    assert cli.run(command) == 1
+    assert "holds no results of dubito reproduce" in capsys.readouterr().err
+    assert not page.exists()
 
 
 def test_settings_of_another_inference_do_not_matter(smoke) -> None:

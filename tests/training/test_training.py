@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -342,6 +343,10 @@ def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None
         ({"augment": "perhaps"}, r"augment is 'perhaps', but must be of type bool"),
         ({"head": "sigmoid"}, r"head is 'sigmoid', but must be one of 'softplus', 'softmax', 'kendall_gal'"),
         ({"learning_rate": -1}, r"learning_rate is -1.0, but must be positive"),
+        ({"initial_std": -1}, r"initial_std is -1.0, but must be positive"),
+        ({"temperature": math.inf}, r"temperature is inf, but must be finite"),
+        ({"warmup_epochs": math.inf}, r"warmup_epochs is inf, but must be finite"),
+        ({"seed": 10**20}, r"seed is 100000000000000000000, but must be at most"),
         ({"validation_fraction": 1.0}, r"validation_fraction is 1.0"),
         ({"batch_size": 5, "devices": 2}, r"batch_size is 5, but must be a multiple of the 2 processes"),
     ],
@@ -407,6 +412,112 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         train(configure(data=str(tmp_path / "few.npz")), tmp_path / "run", console=quiet)
     assert not (tmp_path / "run").exists()
+
+
+def own_images(path: Path, labels: list[int]) -> Path:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (len(labels), 8, 8), dtype=np.uint8)
+    np.savez(path, x_train=images, y_train=np.array(labels), x_test=images, y_test=np.array(labels))
+    return path
+
+
+OWN = {"batch_size": 16, "epochs": 1, "validation_samples": 1, "validation_fraction": 0.25}
+
+
+def test_a_run_knows_its_data_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_images(tmp_path / "own.npz", [0, 1] * 16)
+    monkeypatch.chdir(tmp_path)
+    run = train(configure(data="own.npz", **OWN), "run", console=quiet)
+    monkeypatch.chdir("/")
+    assert len(Run.open(tmp_path / "run").open_data().train()) == 32
+    (tmp_path / "own.npz").unlink()
+    with pytest.raises(RunError, match=r"run was trained on .*own\.npz, which is not to be had"):
+        Run.open(tmp_path / "run").open_data()
+    assert run.config.data == str((tmp_path / "own.npz").resolve())
+
+
+def test_resuming_refuses_other_images(tmp_path: Path) -> None:
+    data = own_images(tmp_path / "own.npz", [0, 1, 2] * 16)
+    train(configure(data=str(data), **OWN), tmp_path / "run", console=quiet)
+    own_images(data, [0, 1] * 16)
+    with pytest.raises(RunError, match=r"has 24 training images of 2 classes, but .* was trained on 36 of 3"):
+        resume(tmp_path / "run", console=quiet)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has only the class 0, but needs two or more"):
+        train(configure(data=str(own_images(tmp_path / "own.npz", [0] * 16))), tmp_path / "run", console=quiet)
+
+
+def test_a_start_that_fails_leaves_no_folder_in_the_way(tmp_path: Path) -> None:
+    class Fail(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        train(configure(**SMALL), tmp_path / "run", console=quiet, callbacks=[Fail()])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("foo", "accelerator is 'foo', but must be one of"), ("gpu", "finds none")]
+)
+def test_an_accelerator_that_is_not_there_is_refused_at_once(name: str, words: str, tmp_path: Path) -> None:
+    if name == "gpu" and (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        pytest.skip("it is there")
+    with pytest.raises(OptionError, match=words):
+        train(configure(**SMALL, accelerator=name), tmp_path / "run", console=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_stopped_between_its_first_checkpoints_begins_again(whole: Path, tmp_path: Path) -> None:
+    """The best weights were written, the state of the training was not yet."""
+    for name in ("config.yaml", "environment.json", "best.safetensors"):
+        (tmp_path / name).write_bytes((whole / name).read_bytes())
+    resume(tmp_path, console=quiet)
+    assert_identical(tensors(whole), tensors(tmp_path))
+
+
+def test_weights_without_the_state_of_a_training_are_not_trained_again(whole: Path, tmp_path: Path) -> None:
+    for name in ("config.yaml", "environment.json", "best.safetensors", "metrics.csv"):
+        (tmp_path / name).write_bytes((whole / name).read_bytes())
+    with pytest.raises(RunError, match="cannot be trained further"):
+        resume(tmp_path, console=quiet)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("channels: 1", "channels: x", r"config\.yaml is not a run's configuration .channels is 'x'"),
+        ("channels: 1", "channels: 3", "channels is 3, with 1 means"),
+        ("padding: 0", "padding: 40", "padding is 40"),
+        ("  mean:", "  meen:", "it lacks 'mean'"),
+    ],
+)
+def test_a_description_of_data_that_makes_no_sense_is_refused(
+    whole: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    text = (whole / "config.yaml").read_text()
+    assert old in text
+    (tmp_path / "config.yaml").write_text(text.replace(old, new))
+    with pytest.raises(RunError, match=words):
+        Run.open(tmp_path)
+
+
+def test_damaged_metrics_are_told_by_name(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes((whole / "config.yaml").read_bytes())
+    (tmp_path / "metrics.csv").write_text("epoch,val_nll\n1,x\n")
+    with pytest.raises(RunError, match=r"metrics\.csv is damaged"):
+        Run.open(tmp_path).metrics()
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory") as error:
+        write_atomically(tmp_path / "folder", "text")
+    assert error.value.filename == str(tmp_path / "folder")
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
