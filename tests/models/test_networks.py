@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.errors import OptionError
+from dubito.errors import OptionError, ShapeError
 from dubito.layers import BayesLayer
 from dubito.models import ARCHITECTURES, build
 from dubito.models.architecture import Convolution, FullyConnected, MaxPooling
@@ -222,3 +222,8 @@ def test_a_few_steps_learn_a_batch(inference: str) -> None:
 def test_bad_options_get_one_sentence(options: dict, sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         build(**{"name": "lenet5", **options})
+
+
+def test_images_of_another_size_are_told_what_is_wanted():
+    with pytest.raises(ShapeError, match=r"\(2, 1, 28, 28\), but the network takes \(N, 1, 32, 32\): scale or pad"):
+        build("lenet5")(torch.zeros(2, 1, 28, 28))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from enum import Enum
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from dubito.errors import OptionError, choose
+from dubito.errors import OptionError, ShapeError, choose
 from dubito.head import ClassificationHead, Head, attach_head, get_head
 from dubito.layers import BayesConv2d, BayesianOptions, BayesLinear
-from dubito.models.architecture import Architecture, Convolution, MaxPooling, architecture
+from dubito.models.architecture import IMAGE_SIZE, Architecture, Convolution, MaxPooling, architecture
 from dubito.models.initialization import initialize
 from dubito.softplus import Softplus
 
@@ -75,6 +75,17 @@ class Network(nn.Sequential):
         self.inference = inference
         self.draws_dropout = inference is Inference.DROPOUT
         attach_head(self, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs for a batch of images."""
+        wanted = (self.in_channels, IMAGE_SIZE, IMAGE_SIZE)
+        if x.dim() != 4 or tuple(x.shape[1:]) != wanted:
+            raise ShapeError(
+                f"The images have shape {tuple(x.shape)}, but the network takes (N, {', '.join(map(str, wanted))}): "
+                "scale or pad them, as dubito.data does."
+            )
+        outputs: Tensor = super().forward(x)
+        return outputs
 
 
 def build(
