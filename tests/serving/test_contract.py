@@ -230,3 +230,10 @@ def test_metrics_count_requests_and_images(server, digit_images) -> None:
     assert 'dubito_requests_total{path="/predict",status="200"}' in text
     assert "dubito_queue_images 0.0" in text
     assert 'dubito_request_seconds_bucket{le="0.1",path="/predict"}' in text
+
+
+def test_who_asks_for_a_number_of_draws_gets_draws(server, digit_images) -> None:
+    assert server.predict(digit_images[0]).json()["method"] == "moments"
+    answer = server.predict(digit_images[0], samples=7).json()
+    assert (answer["method"], answer["samples"]) == ("sample", 7)
+    assert server.predict(digit_images[0], samples=7, method="moments").json()["method"] == "moments"

@@ -118,7 +118,7 @@ class Service:
 
     def _method(self, request: PredictionRequest) -> str:
         options = request.options
-        method = self.model.choose(options.method, options.draws)
+        method = self.model.choose(options.method, options.draws or options.samples is not None)
         if method not in self.model.methods:
             raise RefusedError(422, f"method is {method!r}, but this model has only {', '.join(self.model.methods)}.")
         if options.conformal is not None and method not in self.validations:

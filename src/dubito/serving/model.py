@@ -76,7 +76,7 @@ class ServedModel:
         return self.run.data.class_names
 
     def choose(self, method: str, draws: bool = False) -> str:
-        """The method that a request gets; ``auto`` is the server's, or the one that draws if draws are wanted."""
+        """The method that a request gets; ``auto`` is the server's, or the one that draws if draws are asked for."""
         if method != "auto":
             return method
         return "sample" if draws else self.method

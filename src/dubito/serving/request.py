@@ -43,7 +43,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     samples: Annotated[
-        int | None, Field(ge=1, description="Draws of the network; the server's default if not given.")
+        int | None, Field(ge=1, description="Draws of the network, by the method sample unless another is named.")
     ] = None
     method: Annotated[Literal["auto", "sample", "moments"], Field(description="How uncertainty is computed.")] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
