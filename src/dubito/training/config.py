@@ -124,7 +124,7 @@ class TrainingConfig:
         False
         """
         settings = self.to_dict().items()
-        return {name: value for name, value in settings if self.inference in LOOKED_AT_BY.get(name, self.inference)}
+        return {name: value for name, value in settings if self.inference in LOOKED_AT_BY.get(name, (self.inference,))}
 
     @property
     def bayesian(self) -> dict[str, Any]:
