@@ -512,23 +512,28 @@ def test_nothing_is_left_in_memory_after_a_prediction():
         gc.enable()
 
 
+class Then(nn.Module):
+    """A layer, and then a function of its output."""
+
+    def __init__(self, layer, function):
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
 def test_joined_channels_carry_their_covariance():
     """[h, 2h, c] times weights of the outputs: by hand, one linear map of h."""
     torch.manual_seed(0)
     layer = dubito.BayesLinear(4, 3, initial_std=0.3).double()
     weight = randn(2, 7, seed=1)
 
-    class Joined(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            h = self.layer(x)
-            return F.linear(torch.cat([h, h * 2, torch.ones(len(h), 1, dtype=DOUBLE)], dim=1), weight)
+    def joined(h):
+        return F.linear(torch.cat([h, h * 2, torch.ones(len(h), 1, dtype=DOUBLE)], dim=1), weight)
 
     x = randn(5, 4)
-    found = logit_moments(Joined(), x)
+    found = logit_moments(Then(layer, joined), x)
     combined = weight[:, :3] + 2 * weight[:, 3:6]
     h = logit_moments(layer, x)
     torch.testing.assert_close(found.mean, h.mean @ combined.T + weight[:, 6])
@@ -550,53 +555,34 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_would_lose_the_variance_is_refused(what):
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = dubito.BayesLinear(4, 3)
-
-        def forward(self, x):
-            return REFUSED[what](self.layer(x))
-
+    network = Then(dubito.BayesLinear(4, 3), REFUSED[what])
     with pytest.raises(OptionError, match=f"which calls {what}: use method='sample'"):
-        dubito.predict(Network(), torch.ones(2, 4), head="softmax", method="moments")
+        dubito.predict(network, torch.ones(2, 4), head="softmax", method="moments")
 
 
 def test_operations_in_place_reach_all_names_of_a_value():
     layer = dubito.BayesLinear(4, 3, initial_std=0.3).double()
 
-    class InPlace(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            h = self.layer(x)
-            alias = h
-            h += 1
-            h *= 2
-            F.dropout(h, training=False, inplace=True)
-            return -alias
+    def in_place(h):
+        alias = h
+        h += 1
+        h *= 2
+        F.dropout(h, training=False, inplace=True)
+        return -alias
 
     x = randn(5, 4)
-    found, before = logit_moments(InPlace(), x), logit_moments(layer, x)
+    found, before = logit_moments(Then(layer, in_place), x), logit_moments(layer, x)
     torch.testing.assert_close(found.mean, -2 * (before.mean + 1))
     torch.testing.assert_close(found.covariance, 4 * before.covariance)
 
 
 def test_dropout_that_does_nothing_leaves_a_relu_in_place():
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = dubito.BayesLinear(4, 3, initial_std=1e-6).double()
+    def in_place(h):
+        F.relu(h, inplace=True)
+        F.dropout(h, training=False, inplace=True)
+        return h
 
-        def forward(self, x):
-            h = self.layer(x)
-            F.relu(h, inplace=True)
-            F.dropout(h, training=False, inplace=True)
-            return h
-
-    network, x = Network().eval(), randn(5, 4)
+    network, x = Then(dubito.BayesLinear(4, 3, initial_std=1e-6).double(), in_place).eval(), randn(5, 4)
     torch.testing.assert_close(logit_moments(network, x).mean, network(x), atol=1e-5, rtol=0)
 
 
