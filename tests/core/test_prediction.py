@@ -367,3 +367,21 @@ def test_nan_parameters_are_named():
         model[5].weight_mean[0, 0] = math.nan
     with pytest.raises(NonFiniteError, match=r"outputs are not finite: NaN or infinite values in 5\.weight_mean"):
         dubito.predict(model, images())
+
+
+def test_inputs_that_are_not_finite_are_told_as_such():
+    with pytest.raises(NonFiniteError, match="The inputs hold NaN or infinite values"):
+        dubito.predict(network(), torch.full_like(images(), math.nan))
+
+
+def test_a_stack_of_copies_is_told_as_such():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = dubito.BayesLinear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).sum(1)
+
+    with pytest.raises(ShapeError, match=r"from inputs of shape \(20, 4\) \(every image 10 times\)"):
+        dubito.predict(Summed(), torch.ones(2, 4), samples=10, head="softmax", route="stacked")
