@@ -6,6 +6,7 @@ Every message is one sentence that says what was given, what was expected and wh
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import Enum
 from typing import TypeVar
 
@@ -73,8 +74,15 @@ def choose(kind: type[Choice], value: str | Choice, name: str) -> Choice:
 
 
 def unknown(name: str, given: object, valid: Iterable[str]) -> str:
-    """The sentence for an option that does not exist."""
-    return f"{name} is {given!r}, but must be one of {', '.join(repr(v) for v in valid)}."
+    """The sentence for an option that does not exist, with the nearest that does.
+
+    >>> unknown("model", "lenet", ["lenet5", "vgg16"])
+    "model is 'lenet', but must be one of 'lenet5', 'vgg16'; the nearest is 'lenet5'."
+    """
+    names = list(valid)
+    nearest = get_close_matches(str(given), names, n=1, cutoff=0.75)
+    hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
+    return f"{name} is {given!r}, but must be one of {', '.join(repr(v) for v in names)}{hint}."
 
 
 def not_a_tensor(outputs: object, who: str) -> str:

@@ -60,6 +60,7 @@ def test_bench_prints_multiples_of_the_twin_and_writes_them(dubito, opened, tmp_
     [
         (("--model", "resnet"), "model is 'resnet', but must be one of 'lenet5', 'alexnet', 'vgg16'."),
         (("--model", ","), "--model is empty, but must name at least one network, such as lenet5."),
+        (("--out", "."), ". is a folder, but must be a file to write."),
         (("--repeats", "0"), "Invalid value for '--repeats'"),
     ],
 )

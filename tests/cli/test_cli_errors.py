@@ -64,7 +64,8 @@ def test_a_setting_that_only_the_network_knows_is_refused_too(dubito) -> None:
     [
         ("epochs: [1", "cannot be read"),
         ("- epochs", "name: value"),
-        ("epoch: 3", "setting is 'epoch'"),
+        ("epoch: 3", "the nearest is 'epochs'."),
+        ("data: ''", "The data set has no name"),
         ("epochs: many", "epochs is 'many'"),
         ("model: resnet", "model is 'resnet'"),
     ],

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dubito import cli
@@ -108,6 +110,49 @@ def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, freque
     assert (run / "evaluation.json").read_bytes() != before
 
 
+def test_an_evaluation_that_takes_the_place_of_a_richer_one_says_so_first(dubito, run: Path) -> None:
+    np.savez("black.npz", images=np.zeros((20, 32, 32), dtype=np.uint8), labels=np.arange(20) % 2)
+    rich = ("--samples", 1, "--bootstrap", 10, "--ood", "black.npz", "--noise", "0,0.1,0.2")
+    assert dubito("evaluate", run, *rich).err == ""
+    assert dubito("evaluate", run, *rich).err == ""  # nothing is lost
+    result = dubito("evaluate", run, "--samples", 1, "--bootstrap", 10, "--noise", "0,0.1", "--folder", "other")
+    assert (result.code, result.err) == (0, "")
+    result = dubito("evaluate", run, "--samples", 1, "--bootstrap", 10, "--noise", "0,0.1")
+    assert result.code == 0
+    assert f"The evaluation in {run} has --ood black.npz, --noise 0.2, which this one lacks" in result.err
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "no"), OSError(errno.EROFS, "no")])
+def test_a_run_that_cannot_be_written_is_compared_and_not_kept(
+    dubito, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+
+    def refuse(path: Path, content: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dubito.evaluation.evaluation.write_atomically", refuse)
+    result = dubito("compare", run, other, "--samples", 1, "--bootstrap", 10)
+    assert result.code == 0, result.err
+    assert "Differences from" in result.out
+    assert f"{other} cannot be written, so its evaluation is not kept." in result.err
+    assert not (other / "evaluation.json").exists()
+
+
+def test_data_that_has_moved_can_be_given(dubito, run: Path) -> None:
+    labels = np.arange(40) % 10
+    np.savez("own.npz", images=np.zeros((40, 32, 32), dtype=np.uint8), labels=labels)
+    assert dubito("train", "--data", "own.npz", "--epochs", 1, "--out", "own").code == 0
+    Path("own.npz").rename("moved.npz")
+    options = ("--samples", 1, "--bootstrap", 10, "--noise", "none")
+    result = dubito("evaluate", "own", *options)
+    assert result.code == 1
+    assert "own.npz does not exist" in result.err
+    assert "if it has moved, say where it is with --data." in result.err
+    assert len(result.err.splitlines()) == 1
+    assert dubito("evaluate", "own", "--data", "moved.npz", *options).code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,7 +169,7 @@ def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, freque
         (("evaluate", "RUN", "--noise=-1"), "levels are standard deviations"),
         (("evaluate", "RUN", "--coverage", "2"), "coverage is 2.0"),
         (("evaluate", "RUN", "--checkpoint", "worst"), "--checkpoint is 'worst'"),
-        (("evaluate", "RUN", "--out", "empty"), "which is a folder"),
+        (("evaluate", "RUN", "--out", "empty"), "empty is a folder, but must be a file"),
         (("evaluate", "RUN", "RUN", "--out", "a.json"), "--out is for one evaluation"),
         (("evaluate", "RUN", "nothing"), "There is no run folder nothing"),
         (("evaluate", "RUN", "--folder", "half/config.yaml"), "half/config.yaml cannot be made"),

@@ -52,10 +52,17 @@ def test_the_curve_is_a_table_and_a_figure(dubito, trained: Path, tmp_path: Path
     assert (out / "pruning.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_curve_alone_goes_where_it_should(dubito, trained: Path, tmp_path: Path) -> None:
+    assert dubito("prune", trained, "--curve", "--out", tmp_path / "curve", "--samples", 1).code == 0
+    assert {path.name for path in (tmp_path / "curve").iterdir()} == {"pruning.csv", "pruning.png"}
+    assert not (trained / "pruning.csv").exists()
+
+
 def test_mistakes_end_in_a_sentence(dubito, trained: Path, tmp_path: Path) -> None:
     assert "give --sparsity SHARE, --curve or both" in dubito("prune", trained).err
     assert "sparsity is 1.5, but must be a share" in dubito("prune", trained, "--sparsity", 1.5).err
     assert "There is no run folder" in dubito("prune", tmp_path / "none", "--curve").err
+    assert "--checkpoint is 'worst'" in dubito("prune", trained, "--curve", "--checkpoint", "worst").err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert "exists already" in dubito("prune", trained, "--sparsity", 0.5, "--out", tmp_path / "full").err

@@ -42,3 +42,12 @@ def test_what_is_no_run_ends_in_one_sentence(dubito, tmp_path: Path) -> None:
         assert len(result.err.splitlines()) == 1
         assert "run folder" in result.err
     assert not list((tmp_path / "empty").iterdir())
+
+
+def test_places_are_looked_at_before_the_work(dubito, run: Path) -> None:
+    Path("file").touch()
+    result = dubito("report", run, "--out", "file/report.html")
+    assert result.code == 1
+    assert "file cannot be made: File exists." in result.err
+    assert dubito("report", run, "--out", run).err == f"{run} is a folder, but must be a file to write.\n"
+    assert not (run / "evaluation.json").exists()

@@ -227,3 +227,5 @@ def test_bad_options_get_one_sentence(options: dict, sentence: str) -> None:
 def test_images_of_another_size_are_told_what_is_wanted():
     with pytest.raises(ShapeError, match=r"\(2, 1, 28, 28\), but the network takes \(N, 1, 32, 32\): scale or pad"):
         build("lenet5")(torch.zeros(2, 1, 28, 28))
+    with pytest.raises(ShapeError, match=r"torch.uint8, but the network takes floats, normalised as in its training"):
+        build("lenet5")(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))

@@ -282,10 +282,12 @@ def test_settings_of_another_inference_do_not_matter(smoke) -> None:
         (["table3"], "WHAT is 'table3', but must be one of 'table1', 'table2'"),
         (["table1", "--budget", "gpu"], "--budget is 'gpu', but must be one of 'smoke', 'cpu', 'paper'."),
         (["table1", "--hours", "-1"], "--hours is -1.0, but must be 0 or more."),
+        (["table1", "--budget", "smoke", "--document", "/"], "/ is a folder, but must be a file to write."),
         (["table1", "--only", "model"], "--only has 'model', but takes NAME=VALUE pairs"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_sentence(arguments, message, capsys) -> None:
+def test_wrong_arguments_are_told_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert cli.run(["reproduce", *arguments]) == 1
     error = capsys.readouterr().err
     assert message in error

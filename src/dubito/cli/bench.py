@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
 from dubito.cli.terminal import Column, examples, print_table, progress_bar
 from dubito.errors import OptionError
@@ -50,8 +50,8 @@ def bench(
     """Measure training steps, predictions and peak memory against the frequentist twin."""
     from dubito.benchmark import OURS, Frequentist, compare, measures_of, open_workers
     from dubito.models.architecture import architecture
-    from dubito.training.run import write_atomically
 
+    write = json_writer(out) if out else None
     names = [name.strip() for name in model.split(",") if name.strip()]
     for name in names:
         architecture(name)
@@ -73,8 +73,8 @@ def bench(
         _print(name, found, batch_size, samples)
         results["networks"][name] = found.to_json()
     typer.echo(f"{number} threads; x: multiple of the frequentist twin's time, with quartiles.")
-    if out is not None:
-        write_atomically(out, json.dumps(results, indent=2) + "\n")
+    if write:
+        write(results)
         typer.echo(f"Everything is in {out}.")
 
 

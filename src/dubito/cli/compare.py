@@ -129,7 +129,7 @@ def _evaluation(
         members, data=data, samples=samples, noise=(), seed=seed, checkpoint=checkpoint, device=device, progress=True
     )
     if not current:  # one that is merely of other settings is somebody's, and stays
-        found.save(folder)
+        found.keep(folder)
     return found
 
 

@@ -115,7 +115,9 @@ def evaluate(
     for run in runs:
         Run.open(run)  # all of them, before hours go into the first
     for group in groups:
-        require_writable((folder or _home(group)) / "evaluation.json")
+        home = folder or _home(group)
+        require_writable(home / "evaluation.json")
+        _warn_of_loss(home, data or Run.open(group[0]).config.data, ood or [], levels)
 
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
@@ -148,8 +150,6 @@ def evaluate(
 
 def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
     """What writes a JSON file atomically; a place that cannot be written to is refused at once."""
-    if path.is_dir():
-        raise OptionError(f"--out is {path}, which is a folder, but must be a file.")
     require_writable(path)
 
     def write(content: dict[str, Any]) -> None:
@@ -178,6 +178,25 @@ def _home(group: Sequence[Path]) -> Path:
         return group[0]
     names = "-".join(run.resolve().name for run in group)
     return group[0].resolve().parent / f"ensemble-{names}"[:200]
+
+
+def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
+    """Say, while it can be stopped, what the evaluation in a folder has and the one that takes its place will lack."""
+    try:
+        metrics = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))["metrics"]
+        other = metrics["settings"]["data"]
+        lost = [] if other == data else [f"test images of {other}"]
+        lost += [f"--ood {name}" for name in metrics["ood"] if name not in ood]
+        levels = [level["gamma"] for level in metrics["noise"] if level["gamma"] not in noise]
+        lost += [f"--noise {','.join(f'{gamma:g}' for gamma in levels)}"] if levels else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none that could be lost
+    if lost:
+        typer.echo(
+            f"The evaluation in {home} has {', '.join(lost)}, which this one lacks; it will take its place unless "
+            "--folder names another.",
+            err=True,
+        )
 
 
 def show(found: Evaluation, top: int) -> None:

@@ -67,8 +67,6 @@ def export(
     file = out or Path(f"{run if run.name else run.resolve()}{SUFFIXES[format]}")
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
-    if file.is_dir():
-        raise OptionError(f"--out is {file}, which is a folder, but must be a file.")
     require_writable(file)
     from dubito.export import export as exported
     from dubito.training.run import Run, write_atomically

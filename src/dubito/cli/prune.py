@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.rows import require_matplotlib
+from dubito.cli.predict import require_choice
+from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, progress_bar, size
 from dubito.errors import OptionError, RunError
 
@@ -44,7 +45,9 @@ def prune(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="The pruned run. [dim]\\[default: RUN-pruned-SHARE][/dim]", show_default=False
+            metavar="FOLDER",
+            help="The pruned run, or the place of a curve alone. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
+            show_default=False,
         ),
     ] = None,
     curve: Annotated[
@@ -62,16 +65,18 @@ def prune(
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
+    require_choice("--checkpoint", checkpoint, ("best", "last"))
     if curve:
         require_matplotlib()
     torch.set_flush_denormal(True)
     opened = Run.open(run)
     network = opened.load(checkpoint)
     pruned(network, 0.0 if sparsity is None else sparsity)  # refuses what cannot be pruned before anything is read
-    folder = run
+    folder = out or run
     if sparsity is not None:
         folder = out or Path(f"{run if run.name else run.resolve()}-pruned-{100 * sparsity:.4g}")
         refuse_existing(folder)
+    require_writable(folder / "pruning.csv")
     levels = sorted({*(LEVELS if curve else (0.0,)), *([] if sparsity is None else [sparsity])})
     images = _read_images(opened)
     rows = _measure(network, opened, images, levels, samples)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 
 __all__ = ["EXAMPLES", "report"]
@@ -60,6 +61,11 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write a report to look at: how good a network is, and how far its doubts can be trusted."""
+    folder, page = figures or run / "figures", out or run / "report.html"
+    if any((run / name).exists() for name in ("config.yaml", "evaluation.json")):  # else there is more wrong with it
+        for place in (page, folder / "figure"):
+            require_writable(place)
+    require_matplotlib()
     import torch
 
     from dubito.evaluation.report import evaluation_of, write_report
@@ -67,6 +73,5 @@ def report(
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
     evaluation = evaluation_of(run, samples=samples, ood=ood or None, progress=True)
-    folder = figures or run / "figures"
-    file = write_report(evaluation, out or run / "report.html", folder)
+    file = write_report(evaluation, page, folder)
     typer.echo(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")

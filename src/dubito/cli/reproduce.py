@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
+from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
 from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen, estimated_seconds
@@ -85,6 +86,8 @@ def reproduce(
     document = document or (DOCUMENT if budget == "cpu" else results / "reproduction.md")
     experiments = list(Experiment) if what in ("all", "document") else [Experiment(what)]
     cells = chosen(experiments, BUDGETS[budget], only)
+    for place in (results / "tables", document):
+        require_writable(place)
     code = 0
     if what != "document":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

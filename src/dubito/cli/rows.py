@@ -24,8 +24,6 @@ def writer(path: Path) -> Callable[[Table], None]:
     suffix = path.suffix.lower()
     if suffix not in formats:
         raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(formats)}.")
-    if path.is_dir():
-        raise OptionError(f"--out is {path}, which is a folder, but must be a file.")
     require_writable(path)
     if suffix == ".parquet":
         _pyarrow()
@@ -43,6 +41,8 @@ def writer(path: Path) -> Callable[[Table], None]:
 
 def require_writable(path: Path) -> None:
     """An error before hours of work rather than after them."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder, but must be a file to write.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -142,6 +142,8 @@ def open_dataset(
     (('0', '1', '2'), 1438, 359)
     """
     given = os.fspath(spec)
+    if not given:
+        raise DataError("The data set has no name: give that of a known one, a folder of class folders, or an .npz.")
     if isinstance(spec, str) and given in registry.DATASETS:
         info = registry.DATASETS[given]
         if info.format == "embedded":

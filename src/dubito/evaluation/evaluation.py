@@ -9,9 +9,11 @@ run itself held out. Several runs are one ensemble: the draws of all members are
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from dubito.data import IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
 from dubito.ensembles import pool
-from dubito.errors import DataError, OptionError, RunError
+from dubito.errors import DataError, DubitoWarning, OptionError, RunError
 from dubito.prediction import predict
 from dubito.training.run import Run, write_atomically
 from dubito.uncertainty import Prediction
@@ -106,6 +108,15 @@ class Evaluation:
             fingerprint(run, settings["checkpoint"]) == facts["weights"]
             for run, facts in zip(self.runs, settings["runs"], strict=True)
         )
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Save it, if the folder can be written: somebody else's run is evaluated again the next time."""
+        try:
+            self.save(folder)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            warnings.warn(f"{folder} cannot be written, so its evaluation is not kept.", DubitoWarning, stacklevel=2)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write evaluation.json and evaluation.safetensors into `folder`, each atomically."""
@@ -266,7 +277,7 @@ def evaluate(
         open_dataset(name)
     channels, names = opened[0].data.channels, opened[0].data.class_names
     if data is None:
-        opened[0].open_data()  # which says whose data it is if it is not there
+        _require_data(opened[0])
     test, held_out = _own_test_images(opened[0], data or opened[0].config.data), _held_out(opened, data)
     strange = {name: _test_images(name, channels) for name in dict.fromkeys(ood)}
     if test.name in strange:
@@ -424,6 +435,14 @@ def _open(runs: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[
                 "an ensemble need the same data set with the same classes."
             )
     return opened
+
+
+def _require_data(run: Run) -> None:
+    """An error that says whose data it is and what can be done, if it is not there."""
+    try:
+        run.open_data()
+    except RunError as error:
+        raise RunError(f"{str(error).rstrip('.')}; if it has moved, say where it is with --data.") from None
 
 
 def _own_test_images(run: Run, data: str) -> Dataset:

@@ -65,7 +65,7 @@ def evaluation_of(
         given = {"samples": samples, "ood": ood}
         kept |= {name: value for name, value in given.items() if value is not None}
         evaluation = evaluate(stored.runs, progress=progress, **kept)
-    evaluation.save(folder)
+    evaluation.keep(folder)
     return evaluation
 
 

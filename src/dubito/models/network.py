@@ -84,6 +84,11 @@ class Network(nn.Sequential):
                 f"The images have shape {tuple(x.shape)}, but the network takes (N, {', '.join(map(str, wanted))}): "
                 "scale or pad them, as dubito.data does."
             )
+        if not x.is_floating_point():
+            raise ShapeError(
+                f"The images are of {x.dtype}, but the network takes floats, normalised as in its training: "
+                "dubito.data.normalize(images, run.data.mean, run.data.std) makes them from bytes."
+            )
         outputs: Tensor = super().forward(x)
         return outputs
 

@@ -112,7 +112,7 @@ class Service:
         return {
             "model": self.model.name,
             "method": method,
-            "samples": predicted.prediction.samples,
+            "samples": predicted.prediction.samples if method == "sample" else None,
             "predictions": answers,
         }
 
