@@ -80,3 +80,14 @@ def test_goals_compare_with_the_paper_and_with_the_twin() -> None:
     assert (found.reaches_paper, found.near_twin, found.better_nll, found.better_ece) == (False, False, False, False)
     (alone,) = goals({"table1": {"rows": [good, row("lenet5", "mnist", "frequentist")]}})
     assert (alone.near_twin, alone.better_nll, alone.met) == (None, None, True)
+    assert alone.intervals == (None, None, None)
+
+
+def test_an_interval_belongs_to_the_twin_that_it_was_measured_with() -> None:
+    twin = row("lenet5", "mnist", "frequentist", **accuracy(71.0, nll=1.0, ece=0.1))
+    ours = row("lenet5", "mnist", **accuracy(70.0, nll=0.9, ece=0.05))
+    for name, value in (("accuracy", -1.0), ("nll", -0.2)):  # this NLL is against another twin
+        ends = {"": value, "_low": value - 0.5, "_high": value + 0.5}
+        ours["measured"] |= {f"{name}_beside_twin{end}": number for end, number in ends.items()}
+    (found,) = goals({"table1": {"rows": [ours, twin]}})
+    assert found.intervals == ((-1.5, -0.5), None, None)

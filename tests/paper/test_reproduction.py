@@ -87,6 +87,12 @@ def test_measured_numbers_are_those_of_the_run_folders(smoke) -> None:
         assert float(row["measured_accuracy"]) == pytest.approx(100 * metrics["accuracy"])
         assert float(row["measured_nll"]) == metrics["nll"]
         assert float(row["measured_ece"]) == metrics["ece"]
+        if row["inference"] == "vi":
+            twin = Evaluation.load(smoke.runs / row["cell"].replace("-vi", "-frequentist"), images=False).metrics
+            for name, unit in (("accuracy", 100), ("nll", 1), ("ece", 1)):
+                value, low, high = (float(row[f"measured_{name}_beside_twin{end}"]) for end in ("", "_low", "_high"))
+                assert value == pytest.approx(unit * (metrics[name] - twin[name]), abs=1e-9)
+                assert low <= value <= high or name == "ece"  # which resampling pushes up
     for row in rows_of(smoke.results / "table2.csv"):
         if row["status"] == "not run":
             continue
@@ -166,6 +172,12 @@ def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
             assert shown[column] == expected
         assert shown["epochs"] == row["measured_epochs"]
         assert shown["published"] == (row["published_accuracy"].removesuffix(".0") or "-")
+    ours = [row for row in measured if row["inference"] == "vi"]
+    columns = ("at most 1 point below the twin", "lower NLL than the twin", "lower ECE than the twin")
+    for shown, row in zip(table_of(page, "## Bayesian networks beside their twins"), ours, strict=True):
+        for column, name, digits in zip(columns, ("accuracy", "nll", "ece"), (2, 4, 4), strict=True):
+            parts = [float(row[f"measured_{name}_beside_twin{end}"]) for end in ("", "_low", "_high")]
+            assert shown[column][2:] == "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*parts, d=digits)
     noise = rows_of(smoke.results / "noise.csv")
     for shown, row in zip(table_of(page, "## Noise"), noise, strict=True):
         assert shown["classes, mean"] == f"{float(row['measured_classes_test']):.8f}"

@@ -281,6 +281,7 @@ class Goal:
     better_nll: bool | None
     better_ece: bool | None
     differences: tuple[float, float, float] | None
+    intervals: tuple[tuple[float, float] | None, ...]
 
     @property
     def met(self) -> bool:
@@ -303,7 +304,7 @@ def goals(contents: Contents) -> list[Goal]:
         ours, prints = row["measured"], row["published"]["accuracy"]
         twins = _measured(contents, "table1", inference="frequentist", model=row["model"], data=row["data"])
         twin = twins[0]["measured"] if twins else None
-        differences = None if twin is None else tuple(ours[name] - twin[name] for name in ("accuracy", "nll", "ece"))
+        differences = None if twin is None else tuple(ours[name] - twin[name] for name in COMPARED)
         found.append(
             Goal(
                 row["cell"],
@@ -315,6 +316,18 @@ def goals(contents: Contents) -> list[Goal]:
                 None if differences is None else differences[1] < 0,
                 None if differences is None else differences[2] < 0,
                 differences,
+                tuple(_interval(ours, name, twin) for name in COMPARED),
             )
         )
     return found
+
+
+COMPARED = ("accuracy", "nll", "ece")
+
+
+def _interval(ours: dict[str, Any], name: str, twin: dict[str, Any] | None) -> tuple[float, float] | None:
+    """Of the difference from the twin; None if it is not known, or that of a twin from before."""
+    key = f"{name}_beside_twin"
+    if twin is None or key not in ours or abs(ours[key] - (ours[name] - twin[name])) > 1e-9:
+        return None
+    return ours[f"{key}_low"], ours[f"{key}_high"]

@@ -16,13 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.evaluation import Evaluation
+from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
 from dubito.training.run import Run, write_atomically
 
-__all__ = ["Finished", "accuracy_row", "batch_aleatoric", "finished", "noise_rows", "uncertainty_row"]
+__all__ = [
+    "Finished",
+    "accuracy_row",
+    "batch_aleatoric",
+    "beside_twin",
+    "finished",
+    "noise_rows",
+    "uncertainty_row",
+]
 
 NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3)
 NEARLY_ZERO = 1e-3
@@ -87,6 +95,17 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
         "validation_accuracy": 100 * last["val_accuracy"],
         "training_accuracy": 100 * last["train_accuracy"],
     }
+
+
+def beside_twin(found: Finished, twin: Finished, bootstrap: int) -> dict[str, float]:
+    """By how much a network differs from its twin on the same test images, with paired intervals."""
+    both = compare([twin.evaluation, found.evaluation], bootstrap=bootstrap)
+    row: dict[str, float] = {}
+    for name, unit in (("accuracy", 100), ("nll", 1), ("ece", 1)):
+        values = (both[name].differences[1], *both[name].difference_intervals[1])
+        ends = ("", "_low", "_high")
+        row |= {f"{name}_beside_twin{end}": unit * value for end, value in zip(ends, values, strict=True)}
+    return row
 
 
 def uncertainty_row(found: Finished) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from dubito.paper.grid import different_settings
 from dubito.paper.measurements import (
     Finished,
     accuracy_row,
+    beside_twin,
     filter_content,
     finished,
     noise_rows,
@@ -158,6 +159,8 @@ def _table1(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> C
     rows = []
     for cell in cells:
         measured = accuracy_row(found[cell]) if cell in found else None
+        if measured is not None and cell.inference == "vi" and cell.twin in found:
+            measured |= beside_twin(found[cell], found[cell.twin], budget.bootstrap)
         accuracy = published.ACCURACY.get((cell.model, cell.inference, cell.data))
         rows.append(_row(cell, measured, {"accuracy": accuracy}))
     return {"rows": rows, "curves": {cell.name: done.epochs for cell, done in found.items()}}
