@@ -106,9 +106,11 @@ def _table2(content: Content) -> dict[str, Figure]:
     for axes, name in zip(figure.subplots(1, 2), ("aleatoric", "epistemic"), strict=True):
         for row in rows:
             m = row["measured"]
-            face = colors[row["data"]] if row["head"] == "softplus" else "white"
+            color = colors[row["data"]]
+            # The other head is a ring around, for the two often lie on each other.
+            face, size = (color, 5) if row["head"] == "softplus" else ("none", 8)
             label = f"{TITLES[row['model']]}, {TITLES[row['data']]}, {row['head']}"
-            options = {"markerfacecolor": face, "markeredgecolor": colors[row["data"]], "label": label, "markersize": 6}
+            options = {"markerfacecolor": face, "markeredgecolor": color, "markersize": size, "label": label}
             axes.plot(m["accuracy"], m[f"{name}_test"], markers[row["model"]], **options)
         axes.set_yscale("log")
         axes.set_xlabel("test accuracy, %")
