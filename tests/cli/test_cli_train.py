@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dubito.cli.train import _names
+from dubito.errors import DubitoError
 from dubito.training import Run, configure
 
 PROGRAM = [sys.executable, "-c", "from dubito.cli import main; main()"]
@@ -100,3 +101,15 @@ def test_two_processes_train_one_run_and_only_one_of_them_talks(tmp_path: Path) 
     assert done.stdout.count("The run is in runs/digits-lenet5-vi-0.") == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-lenet5-vi-0"]
     assert len(run_of(tmp_path / "runs/digits-lenet5-vi-0").metrics()) == 1
+
+
+def test_a_machine_that_waits_for_others_says_so(dubito, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise DubitoError("Here it would wait.")
+
+    monkeypatch.setattr("dubito.training.train", stop)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    result = dubito("train", "--num-nodes", 2, "--out", "run")
+    assert "Waiting at 10.0.0.7:MASTER_PORT until all 2 machines are there." in result.out
+    assert result.err == "Here it would wait.\n"

@@ -126,6 +126,12 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     open_dataset(config.data)  # reads nothing yet, but refuses what is none
     kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
     _say(f"Training a {kind} {config.model} on {config.data} (preset {preset}, seed {config.seed}).")
+    if config.num_nodes > 1:
+        place = ":".join(os.environ.get(name, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+        _say(
+            f"Waiting at {place} until all {config.num_nodes} machines are there. Each runs this command, with "
+            "the same MASTER_ADDR and MASTER_PORT and a NODE_RANK of its own."
+        )
     # Not before the data is read are its images counted, hence the callback.
     run = _ending_cleanly(folder, lambda: training.train(config, folder, callbacks=[_announcement(config)]))
     _summarize(run)
