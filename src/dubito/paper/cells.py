@@ -1,7 +1,7 @@
 """The grid: which trainings each experiment of the paper needs, and with which settings under each budget.
 
 A cell is one training. Experiments share cells: the Bayesian LeNet-5 on CIFAR-10 of the first table is that of the
-second one, and the weight whose posterior is drawn is one of its weights. Nothing in this file needs torch.
+second one. Nothing in this file needs torch.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class Experiment(str, Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training of the grid."""
+    """One training of the grid; `epochs` is for one that takes longer than the budget has for its network."""
 
     model: str
     data: str
     inference: str = "vi"
     head: str = "softplus"
+    epochs: int | None = None
 
     @property
     def name(self) -> str:
@@ -65,13 +66,16 @@ class Cell:
         >>> Cell("lenet5", "mnist").name, Cell("lenet5", "mnist", head="softmax").name
         ('lenet5-mnist-vi', 'lenet5-mnist-vi-softmax')
         """
-        return "-".join((self.model, self.data, self.inference, *([] if self.head == "softplus" else [self.head])))
+        head = "" if self.head == "softplus" else f"-{self.head}"
+        epochs = "" if self.epochs is None else f"-{self.epochs}-epochs"
+        return f"{self.model}-{self.data}-{self.inference}{head}{epochs}"
 
     @property
     def title(self) -> str:
         """For people."""
         head = "" if self.head == "softplus" else f", {TITLES[self.head]} head"
-        return f"{TITLES[self.inference]} {TITLES[self.model]} on {TITLES[self.data]}{head}"
+        epochs = "" if self.epochs is None else f", {self.epochs} epochs"
+        return f"{TITLES[self.inference]} {TITLES[self.model]} on {TITLES[self.data]}{head}{epochs}"
 
     @property
     def twin(self) -> Cell:
@@ -149,6 +153,9 @@ CPU_EPOCHS = {
 CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 2}
 """Epochs of a Bayesian VGG16 of the budget ``cpu``."""
 
+LONG = Cell("lenet5", "cifar10", epochs=100)
+"""What the budget ``cpu`` trains as long as the paper does: a weight's posterior is shown up to there."""
+
 SECONDS_PER_EPOCH = {
     ("lenet5", "vi"): 17,
     ("lenet5", "frequentist"): 9,
@@ -186,7 +193,8 @@ def grid(budget: Budget) -> list[Cell]:
         if model != "vgg16"
         or budget.name == "paper"  # else each would need a frequentist twin of its own to start from
     ]
-    return [*first, *(c for c in heads if c.model != "vgg16"), *deep, *(c for c in heads if c.model == "vgg16")]
+    long = [LONG] if budget.name == "cpu" else []
+    return [*first, *(c for c in heads if c.model != "vgg16"), *long, *deep, *(c for c in heads if c.model == "vgg16")]
 
 
 def _in_a_table(model: str, data: str, inference: str) -> bool:
@@ -195,15 +203,17 @@ def _in_a_table(model: str, data: str, inference: str) -> bool:
 
 def cells_of(experiment: Experiment, budget: Budget) -> list[Cell]:
     """The cells that an experiment needs, in the order of the grid."""
+    cells = grid(budget)
+    traced = LONG if LONG in cells else Cell("lenet5", "cifar10")
     needed = {
         Experiment.TABLE1: lambda c: c.head == "softplus" and (c.inference != "dropout" or c.model == "lenet5"),
         Experiment.TABLE2: lambda c: c.inference == "vi" and c.data != "cifar100",
         Experiment.NOISE: lambda c: c in (Cell("lenet5", "mnist"), Cell("vgg16", "mnist")),
         Experiment.REGULARISATION: lambda c: (c.model, c.data) == ("alexnet", "cifar100"),
-        Experiment.POSTERIOR: lambda c: c == Cell("lenet5", "cifar10"),
+        Experiment.POSTERIOR: lambda c: c == traced,
         Experiment.FILTERS: lambda c: c == Cell("lenet5", "mnist"),
     }[experiment]
-    return [cell for cell in grid(budget) if needed(cell)]
+    return [cell for cell in cells if needed(cell) and (cell.epochs is None or experiment is Experiment.POSTERIOR)]
 
 
 def chosen(experiments: Iterable[Experiment], budget: Budget, only: str = "") -> list[Cell]:
@@ -249,7 +259,7 @@ def settings(cell: Cell, budget: Budget, runs: Path) -> TrainingConfig:
         given |= {"data": str(runs / "data" / f"{cell.data}.npz"), "validation_samples": 2}
         given |= {"epochs": 2 if small else 1, "batch_size": 8 if small else 16}
     elif budget.name == "cpu":
-        given["epochs"] = CPU_EPOCHS[cell.model, cell.data]
+        given["epochs"] = cell.epochs or CPU_EPOCHS[cell.model, cell.data]
         if warm(cell, budget):
             given["epochs"] = CPU_WARM_EPOCHS[cell.data]
     if warm(cell, budget):
