@@ -237,3 +237,10 @@ def test_who_asks_for_a_number_of_draws_gets_draws(server, digit_images) -> None
     answer = server.predict(digit_images[0], samples=7).json()
     assert (answer["method"], answer["samples"]) == ("sample", 7)
     assert server.predict(digit_images[0], samples=7, method="moments").json()["method"] == "moments"
+
+
+def test_options_in_the_address_are_refused_rather_than_ignored(server, digit_images) -> None:
+    with server.client as client:
+        answer = client.post("/predict?samples=7", files=[("images", ("a.png", digit_images[0]))])
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "The address has ?samples=..., but options go into the body, beside the images."}

@@ -177,6 +177,9 @@ def _add_model(app: FastAPI, service: Service, access: Access) -> None:
     @app.post("/predict", response_model=None, openapi_extra={"requestBody": request_schema()})
     async def predict(request: Request) -> Response:
         """Predict the class of images, with the uncertainty of every answer."""
+        if request.query_params:
+            name = next(iter(request.query_params))[:30]
+            raise RefusedError(400, f"The address has ?{name}=..., but options go into the body, beside the images.")
         with service.traffic.admit():
             service.batcher.require_room()  # now, because reading and decoding would be in vain
             deadline = time.monotonic() + service.limits.request_timeout
