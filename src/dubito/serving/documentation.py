@@ -24,7 +24,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 """
 
 _STATUS = {
-    400: "The body cannot be read, or the Host header is not this server's.",
+    400: "The body cannot be read, the address holds options, or the Host header is not this server's.",
     401: "The key is missing or wrong.",
     403: "A page of another origin asked.",
     408: "The body came too slowly.",

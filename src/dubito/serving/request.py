@@ -45,7 +45,10 @@ class Options(BaseModel):
     samples: Annotated[
         int | None, Field(ge=1, description="Draws of the network, by the method sample unless another is named.")
     ] = None
-    method: Annotated[Literal["auto", "sample", "moments"], Field(description="How uncertainty is computed.")] = "auto"
+    method: Annotated[
+        Literal["auto", "sample", "moments"],
+        Field(description="sample draws the network, moments passes means and variances through it; auto is either."),
+    ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
     conformal: Annotated[
         float | None,
