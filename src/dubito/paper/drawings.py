@@ -47,7 +47,7 @@ def _table1(content: Content) -> dict[str, Figure]:
         drawn["table1.png"] = _accuracies(content)
     pairs: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
     for row in finished:
-        pairs.setdefault((row["model"], row["data"]), {})[row["inference"]] = content["curves"][row["cell"]]
+        pairs.setdefault((row["model"], row["data"]), {})[row["inference"]] = _curve(content, row["cell"])
     for (model, data), curves in pairs.items():
         figure = _empty(6.8, 2.5)
         for axes, quantity in zip(figure.subplots(1, 2), ("accuracy", "nll"), strict=True):
@@ -55,6 +55,12 @@ def _table1(content: Content) -> dict[str, Figure]:
         figure.suptitle(f"{TITLES[model]} on {TITLES[data]}: solid validation, dashed training")
         drawn[f"table1-{model}-{data}.png"] = figure
     return drawn
+
+
+def _curve(content: Content, cell: str) -> list[dict[str, float]]:
+    """The epochs of a cell, counted from those of the network that it started from."""
+    begun = content["curves"].get(content["cells"][cell]["settings"]["warm_start"], [])
+    return [{**row, "epoch": row["epoch"] + len(begun)} for row in content["curves"][cell]]
 
 
 def _accuracies(content: Content) -> Figure:

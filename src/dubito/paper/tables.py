@@ -21,7 +21,8 @@ HEADINGS = {
 NOTES = {
     "table1": "Measured on the test split, once, with the weights of the epoch of lowest validation NLL; in brackets "
     "95 % bootstrap intervals. Published numbers are whole per cents. The paper has neither NLL nor calibration error. "
-    "Temperature multiplies KL; 1 is the exact free energy.",
+    "Temperature multiplies KL; 1 is the exact free energy. Except under the budget `paper`, a Bayesian VGG16 starts "
+    "from its twin's weights, with a prior around them: its epochs come after the twin's, and the twin has no others.",
     "table2": "Mean over the classes of the diagonal of each matrix. The paper's way is the mean over the epochs, "
     "here of the validation part; `last` is the last epoch, `test` the test split at the best epoch. r is the "
     "correlation of the uncertainty with being wrong (0 or 1) on the test split. Softplus and softmax heads: "
