@@ -10,6 +10,7 @@ from dubito.errors import OptionError
 from dubito.paper.cells import (
     BUDGETS,
     LONG,
+    LONG_SETTINGS,
     Cell,
     Experiment,
     cells_of,
@@ -77,6 +78,7 @@ def test_the_cpu_budget_changes_nothing_of_the_default_preset_but_epochs_and_the
         found = settings(cell, CPU, Path("runs"))
         names = {"model": cell.model, "data": cell.data, "inference": cell.inference, "head": cell.head}
         changed = {"epochs"} | ({"warm_start", "prior", "warmup_epochs"} if warm(cell, CPU) else set())
+        changed |= set(LONG_SETTINGS) if cell == LONG else set()
         given = {name: getattr(found, name) for name in changed}
         assert found == configure(**names, **given)
         assert warm(cell, CPU) == (cell.model == "vgg16" and cell.inference == "vi")

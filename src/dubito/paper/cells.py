@@ -156,6 +156,9 @@ CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 2}
 LONG = Cell("lenet5", "cifar10", epochs=100)
 """What the budget ``cpu`` trains as long as the paper does: a weight's posterior is shown up to there."""
 
+LONG_SETTINGS = {"learning_rate": 1e-3, "clip": 3.0}
+"""Its own, for the preset's are those of short trainings: so long at their learning rate, the loss explodes."""
+
 SECONDS_PER_EPOCH = {
     ("lenet5", "vi"): 17,
     ("lenet5", "frequentist"): 9,
@@ -262,6 +265,8 @@ def settings(cell: Cell, budget: Budget, runs: Path) -> TrainingConfig:
         given["epochs"] = cell.epochs or CPU_EPOCHS[cell.model, cell.data]
         if warm(cell, budget):
             given["epochs"] = CPU_WARM_EPOCHS[cell.data]
+        if cell == LONG:
+            given |= LONG_SETTINGS
     if warm(cell, budget):
         given |= {"warm_start": str(runs / cell.twin.name), "prior": "empirical", "warmup_epochs": 0.5}
     return configure(budget.preset, **given)
