@@ -31,7 +31,9 @@ NOTES = {
     "it, or over a batch, as the paper's prose has it. `image` is the first test image, `mean` the mean of many.",
     "regularisation": "Training numbers are means over the epoch's steps, with augmentation and with drawn weights or "
     "dropped units; validation numbers those of images held out, by draws.",
-    "posterior": "One fixed weight in the middle of each layer.",
+    "posterior": "One fixed weight in the middle of each layer. The budget `cpu` trains this network for 100 epochs, "
+    "with half the preset's learning rate and clipped gradients, because with the preset's its loss exploded (see what "
+    "was tried).",
     "filters": "The output there is the sum of patch times filter plus bias: a number, or a Gaussian whose variance "
     "is the sum of squared pixels times variances of weights.",
 }

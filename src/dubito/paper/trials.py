@@ -13,8 +13,8 @@ __all__ = ["TEXT", "trials"]
 
 TEXT = (
     "Trainings that led to the settings of the preset `default`, or away from others. Each is judged by the validation "
-    "split, at its epoch of lowest NLL; many were stopped when they fell behind. A setting that is not named is the "
-    "preset's."
+    "split, at its epoch of lowest NLL, and by the NLL of its last epoch; many were stopped when they fell behind. A "
+    "setting that is not named is the preset's."
 )
 
 
@@ -26,15 +26,16 @@ def trials(folder: Path) -> str:
         config, metrics = run.config, run.metrics()
         usual = configure("default", model=config.model, data=config.data, inference=config.inference).to_dict()
         other = {name: value for name, value in config.to_dict().items() if value != usual[name] and name != "epochs"}
-        best = min(metrics, key=lambda row: float(row["val_nll"]))
+        best, last = min(metrics, key=lambda row: row["val_nll"]), metrics[-1]
         rows.append(
             (
                 f"{TITLES[config.inference]} {TITLES[config.model]}, {TITLES[config.data]}",
                 ", ".join(f"{name} {value}" for name, value in other.items()) or "none",
                 f"{len(metrics)} of {config.epochs}",
-                f"{100 * float(best['val_accuracy']):.2f} %",
-                f"{float(best['val_nll']):.3f}",
-                f"{float(best['val_ece']):.3f}",
+                f"{100 * best['val_accuracy']:.2f} %",
+                f"{best['val_nll']:.3f}",
+                f"{best['val_ece']:.3f}",
+                f"{last['val_nll']:.3f}",
             )
         )
-    return markdown(("network", "other settings", "epochs", "accuracy", "NLL", "ECE"), rows)
+    return markdown(("network", "other settings", "epochs", "accuracy", "NLL", "ECE", "last NLL"), rows)
