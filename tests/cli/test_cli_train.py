@@ -113,3 +113,14 @@ def test_a_machine_that_waits_for_others_says_so(dubito, monkeypatch: pytest.Mon
     result = dubito("train", "--num-nodes", 2, "--out", "run")
     assert "Waiting at 10.0.0.7:MASTER_PORT until all 2 machines are there." in result.out
     assert result.err == "Here it would wait.\n"
+
+
+def test_a_loss_that_exploded_is_told_with_what_helps(dubito) -> None:
+    options = ("--inference", "frequentist", "--epochs", 2, *QUICK)
+    result = dubito("train", *options, "--learning-rate", 0.3, "--seed", 0, "--out", "wild")
+    assert result.code == 0, result.err
+    first, last = (float(row["train_nll"]) for row in run_of(Path("wild")).metrics())
+    assert last > 2 * first
+    assert "The loss has exploded" in result.out
+    assert "--clip 3 or a lower --learning-rate." in result.out
+    assert "exploded" not in dubito("train", *options, "--out", "tame").out

@@ -210,6 +210,12 @@ def _summarize(run: Run) -> None:
             f"Best epoch {best['epoch']:.0f} of {len(rows)}: validation accuracy {best['val_accuracy']:.2%}, "
             f"NLL {best['val_nll']:.4f}, ECE {best['val_ece']:.4f}."
         )
+        first, last = (row["train_nll"] for row in (rows[0], rows[-1]))
+        if last > 2 * first:
+            _say(
+                f"The loss has exploded: the training NLL, {first:.4g} in the first epoch, is {last:.4g} in the last. "
+                "Try --clip 3 or a lower --learning-rate."
+            )
     _say(f"The run is in {run.path}.")
     _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
 
