@@ -195,6 +195,7 @@ def _posterior(content: Content) -> dict[str, Figure]:
     weight_over_epochs(left, at, len(at))
     left.set_title(f"a weight of {layer}")
     std_over_epochs(right, traces)
+    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the curves, which fill the axes
     return {"posterior.png": figure}
 
 
