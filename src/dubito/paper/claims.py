@@ -297,6 +297,10 @@ GOALS = (
 )
 
 
+COMPARED = ("accuracy", "nll", "ece")
+"""What is compared with the twin."""
+
+
 def goals(contents: Contents) -> list[Goal]:
     """Every Bayesian network of table 1 that has been run, judged by `GOALS`."""
     found = []
@@ -320,9 +324,6 @@ def goals(contents: Contents) -> list[Goal]:
             )
         )
     return found
-
-
-COMPARED = ("accuracy", "nll", "ece")
 
 
 def _interval(ours: dict[str, Any], name: str, twin: dict[str, Any] | None) -> tuple[float, float] | None:

@@ -47,7 +47,7 @@ class Options(BaseModel):
     ] = None
     method: Annotated[
         Literal["auto", "sample", "moments"],
-        Field(description="sample draws the network, moments passes means and variances through it; auto is either."),
+        Field(description="sample draws the network, moments passes means and variances through it; auto: see /model."),
     ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
     conformal: Annotated[
