@@ -171,6 +171,9 @@ class KendallGalHead(ClassificationHead):
 
     Of 2K outputs the first K are the means and softplus of the others the variances. The likelihood integrates the
     Gaussian logits by `samples` draws: p = mean_s softmax(mean + sqrt(variance) * eps_s).
+
+    The two uncertainties of a prediction are variances of logits, which grow with the size of the outputs: to tell
+    wrong predictions from right ones take an entropy, or another head (docs/reproduction.md, table 2).
     """
 
     samples: int = 16

@@ -18,6 +18,9 @@ def accuracy(value: float, first: float = 50.0, nll: float = 1.0, ece: float = 0
     return {"accuracy": value, "first_validation_accuracy": first, "nll": nll, "ece": ece}
 
 
+KINDS = ("aleatoric_auroc", "epistemic_auroc")
+
+
 def verdict(start: str, contents: dict[str, Any]) -> str:
     (found,) = [judged for judged in judge(contents) if judged.claim.text.startswith(start)]
     return found.verdict
@@ -27,7 +30,7 @@ def test_nothing_holds_or_fails_where_nothing_was_run() -> None:
     assert {judged.verdict for judged in judge({})} == {"not run"}
     unfinished = {"table1": {"rows": [row("lenet5", "mnist"), row("lenet5", "mnist", "frequentist")]}}
     assert {judged.verdict for judged in judge(unfinished)} == {"not run"}
-    assert len(CLAIMS) == 13
+    assert len(CLAIMS) == 14
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,18 @@ def test_epistemic_uncertainty_must_fall_from_each_network_to_the_next_better_on
     assert verdict("Epistemic uncertainty falls", contents(0.3, 0.2, 0.1)) == "holds"
     assert verdict("Epistemic uncertainty falls", contents(0.3, 0.1, 0.2)) == "does not hold"
     assert verdict("Aleatoric uncertainty depends", contents(0.3, 0.1, 0.2)) == "holds"
+
+
+def test_uncertainties_of_logits_are_compared_by_how_they_find_wrong_predictions() -> None:
+    def contents(aleatoric: float, epistemic: float | None) -> dict[str, Any]:
+        theirs = row("lenet5", "mnist", head="kendall_gal", aleatoric_auroc=aleatoric, epistemic_auroc=epistemic)
+        return {"table2": {"rows": [theirs, row("lenet5", "mnist", head="softmax", **dict.fromkeys(KINDS, 0.8))]}}
+
+    start = "Kendall & Gal's uncertainties"
+    assert verdict(start, contents(0.7, 0.4)) == "holds"
+    assert verdict(start, contents(0.9, 0.4)) == "holds in 1 of 2"
+    assert verdict(start, contents(0.9, None)) == "does not hold"  # None: nothing was wrong, or nothing right
+    assert verdict(start, {"table2": {"rows": contents(0.7, 0.4)["table2"]["rows"][:1]}}) == "not run"
 
 
 def test_goals_compare_with_the_paper_and_with_the_twin() -> None:

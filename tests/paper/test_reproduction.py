@@ -104,6 +104,7 @@ def test_measured_numbers_are_those_of_the_run_folders(smoke) -> None:
         wrong = (test.prediction.label != test.labels).double().numpy()
         expected = np.corrcoef(test.prediction.epistemic.double().numpy(), wrong)[0, 1]
         assert float(row["measured_epistemic_correlation"]) == pytest.approx(expected)
+        assert float(row["measured_epistemic_median"]) == pytest.approx(np.median(test.prediction.epistemic.numpy()))
 
 
 def test_published_numbers_cannot_get_into_a_measured_column(smoke, tmp_path, monkeypatch) -> None:

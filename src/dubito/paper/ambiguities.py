@@ -81,7 +81,7 @@ AMBIGUITIES = (
     Ambiguity(
         "Section 3, Kendall & Gal",
         "Their split is of logits, with another unit than variances of probabilities.",
-        "Shown beside the others, marked as such, and compared by its correlation with being wrong.",
+        "Shown beside the others, marked as such, and compared by how well it tells wrong predictions from right ones.",
     ),
     Ambiguity(
         "Section 4, activation",

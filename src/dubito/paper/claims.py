@@ -175,6 +175,15 @@ def _std_falls(contents: Contents) -> Iterator[Test]:
         yield Test(stds[-1] < stds[0], f"{layer}: {stds[0]:.5f} to {stds[-1]:.5f}")
 
 
+def _logits_say_less(contents: Contents) -> Iterator[Test]:
+    for row in _measured(contents, "table2", head="kendall_gal"):
+        for other in _measured(contents, "table2", head="softmax", model=row["model"], data=row["data"]):
+            for name in ("aleatoric", "epistemic"):
+                a, b = (part["measured"][f"{name}_auroc"] for part in (row, other))
+                if a is not None and b is not None:
+                    yield Test(a < b, f"{TITLES[row['model']]}, {TITLES[row['data']]}, {name}: {a:.2f} against {b:.2f}")
+
+
 def _zeros(contents: Contents) -> Iterator[Test]:
     for row in _measured(contents, "table2", head="softplus"):
         for other in _measured(contents, "table2", head="softmax", model=row["model"], data=row["data"]):
@@ -261,6 +270,12 @@ CLAIMS = (
         "section 3.2",
         "a larger share of test probabilities below 0.001 than the network with the softmax head",
         _zeros,
+    ),
+    Claim(
+        "Kendall & Gal's uncertainties are of the linear predictors and not of the probabilities, a deficiency.",
+        "section 3.1, after Kwon et al.",
+        "lower AUROC of wrong predictions than the uncertainties of the network with the softmax head",
+        _logits_say_less,
     ),
 )
 

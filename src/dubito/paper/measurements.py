@@ -120,6 +120,7 @@ def uncertainty_row(found: Finished) -> dict[str, Any]:
         row[f"{name}_mean_over_epochs"] = sum(values) / len(values)
         row[f"{name}_last_epoch"] = values[-1]
         row[f"{name}_test"] = metrics[name]
+        row[f"{name}_median"] = float(getattr(test.prediction, name).double().quantile(0.5))
         row[f"{name}_correlation"] = correlation(getattr(test.prediction, name), wrong)
         row[f"{name}_auroc"] = metrics["errors"][name]["auroc"]
     row["nearly_zero"] = float((test.prediction.probs < NEARLY_ZERO).double().mean())

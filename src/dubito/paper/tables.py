@@ -24,9 +24,12 @@ NOTES = {
     "Temperature multiplies KL; 1 is the exact free energy. Except under the budget `paper`, a Bayesian VGG16 starts "
     "from its twin's weights, with a prior around them: its epochs come after the twin's, and the twin has no others.",
     "table2": "Mean over the classes of the diagonal of each matrix. The paper's way is the mean over the epochs, "
-    "here of the validation part; `last` is the last epoch, `test` the test split at the best epoch. r is the "
-    "correlation of the uncertainty with being wrong (0 or 1) on the test split. Softplus and softmax heads: "
-    "variances of probabilities; Kendall & Gal: variances of logits, which have another unit.",
+    "here of the validation part; `last` is the last epoch, `test` the test split at the best epoch, as mean and "
+    "median of its images. r is the correlation of the uncertainty with being wrong (0 or 1) on the test split; AUROC "
+    "is the probability that a wrong prediction has more of it than a right one, which no unit and no outlier "
+    "changes. Softplus and softmax heads: variances of probabilities; Kendall & Gal: variances of logits, which have "
+    "another unit. Where their mean is far above their median, a few images with huge outputs make the mean; where "
+    "AUROC is below 0.5, the right predictions are those with large variances.",
     "noise": "Mean over the classes of p (1 - p), over the draws; p normalised over the classes, as the formula has "
     "it, or over a batch, as the paper's prose has it. `image` is the first test image, `mean` the mean of many.",
     "regularisation": "Training numbers are means over the epoch's steps, with augmentation and with drawn weights or "
@@ -93,7 +96,9 @@ def _table2(content: dict[str, Any]) -> str:
             "published",
             "last",
             "test",
+            "median",
             "r",
+            "AUROC",
             "accuracy, %",
         )
         rows = []
@@ -101,11 +106,11 @@ def _table2(content: dict[str, Any]) -> str:
             names = [TITLES[row[key]] for key in ("head", "model", "data")]
             prints, m = number(row["published"][name], 5 if name == "aleatoric" else 4, "-"), row["measured"]
             if m is None:
-                rows.append([*names, NOT_RUN, prints, "", "", "", ""])
+                rows.append([*names, NOT_RUN, prints, "", "", "", "", "", ""])
                 continue
-            means = [number(m[f"{name}_{when}"], 5) for when in ("mean_over_epochs", "last_epoch", "test")]
-            r = number(m[f"{name}_correlation"], 2, "-")
-            rows.append([*names, means[0], prints, *means[1:], r, number(m["accuracy"], 2)])
+            means = [number(m[f"{name}_{when}"], 5) for when in ("mean_over_epochs", "last_epoch", "test", "median")]
+            finds = [number(m[f"{name}_{how}"], 2, "-") for how in ("correlation", "auroc")]
+            rows.append([*names, means[0], prints, *means[1:], *finds, number(m["accuracy"], 2)])
         parts.append(markdown(header, rows))
     return "\n\n".join(parts)
 
