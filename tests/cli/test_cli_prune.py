@@ -66,6 +66,9 @@ def test_mistakes_end_in_a_sentence(dubito, trained: Path, tmp_path: Path) -> No
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert "exists already" in dubito("prune", trained, "--sparsity", 0.5, "--out", tmp_path / "full").err
+    inside = tmp_path / "full" / "file" / "inside"
+    result = dubito("prune", trained, "--curve", "--out", inside)
+    assert (result.code, result.out, result.err) == (1, "", f"{inside} cannot be made: Not a directory.\n")
 
 
 def test_a_frequentist_run_has_no_signal_to_noise(dubito, tmp_path: Path) -> None:
