@@ -110,7 +110,7 @@ def test_measured_numbers_are_those_of_the_run_folders(smoke) -> None:
 def test_published_numbers_cannot_get_into_a_measured_column(smoke, tmp_path, monkeypatch) -> None:
     """With other published numbers nothing measured changes, and they appear in their own columns alone."""
     monkeypatch.setattr(published, "ACCURACY", dict.fromkeys(published.ACCURACY, SENTINEL))
-    monkeypatch.setattr(published, "UNCERTAINTY", dict.fromkeys(published.UNCERTAINTY, (SENTINEL, SENTINEL)))
+    monkeypatch.setattr(published, "UNCERTAINTY", dict.fromkeys(published.UNCERTAINTY, (SENTINEL,) * 3))
     monkeypatch.setattr(published, "NOISE", dict.fromkeys(published.NOISE, SENTINEL))
     monkeypatch.setattr(drawings, "figures", lambda content: {})
     places = 0
@@ -125,7 +125,7 @@ def test_published_numbers_cannot_get_into_a_measured_column(smoke, tmp_path, mo
                     places += new[name] != ""
                 else:
                     assert new[name] == old[name], name
-    assert places == 20 + 2 * 6 + 4
+    assert places == 20 + 3 * 6 + 4
     assert [judged.tests for judged in judge(read(tmp_path))] == [judged.tests for judged in judge(read(smoke.results))]
     page = compose(tmp_path, ".")
     table = table_of(page, "## Table 1")
@@ -172,6 +172,9 @@ def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
             expected = "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(*parts, d=digits)
             assert shown[column] == expected
         assert shown["epochs"] == row["measured_epochs"]
+        assert shown["validation, %"] == f"{float(row['measured_best_validation_accuracy']):.2f}"
+        epochs = Run.open(smoke.runs / row["cell"]).metrics()
+        assert float(row["measured_best_validation_accuracy"]) == 100 * max(e["val_accuracy"] for e in epochs)
         assert shown["published"] == (row["published_accuracy"].removesuffix(".0") or "-")
     ours = [row for row in measured if row["inference"] == "vi"]
     columns = ("at most 1 point below the twin", "lower NLL than the twin", "lower ECE than the twin")
@@ -179,12 +182,30 @@ def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
         for column, name, digits in zip(columns, ("accuracy", "nll", "ece"), (2, 4, 4), strict=True):
             parts = [float(row[f"measured_{name}_beside_twin{end}"]) for end in ("", "_low", "_high")]
             assert shown[column][2:] == "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*parts, d=digits)
+    finished = [row for row in rows_of(smoke.results / "table2.csv") if row["status"] == "finished"]
+    for shown, row in zip((r for r in table_of(page, "## Table 2") if r["test"]), finished, strict=True):
+        assert shown["median"] == f"{float(row['measured_aleatoric_median']):.5f}"
+        assert shown["AUROC"] == (f"{float(a):.2f}" if (a := row["measured_aleatoric_auroc"]) else "-")
+        assert shown["published, %"] == (row["published_accuracy"] or "-")
     noise = rows_of(smoke.results / "noise.csv")
     for shown, row in zip(table_of(page, "## Noise"), noise, strict=True):
         assert shown["classes, mean"] == f"{float(row['measured_classes_test']):.8f}"
         assert shown["batch, image"] == f"{float(row['measured_batch_image']):.8f}"
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
         assert (smoke.results / picture).exists()
+
+
+def test_the_document_says_where_the_settings_are_not_the_appendixs(smoke, tmp_path) -> None:
+    rows = table_of(read_page(smoke), "## Settings")
+    bayesian = [Run.open(smoke.runs / cell.name).config for cell in grid(SMOKE) if cell.inference == "vi"]
+    told = {row["setting"].strip("`"): (row["appendix"], row["here"].split(", ")) for row in rows}
+    assert {"epochs", "batch_size", "temperature", "prior", "parameterization", "samples"} <= told.keys()
+    for name, (appendix, here) in told.items():
+        assert {f"{v:.4g}" if isinstance(v, float) else str(v) for v in (getattr(c, name) for c in bayesian)} == {*here}
+        assert appendix not in here or len(here) > 1
+    assert told["temperature"] == ("1", ["0.01", "0.05"])
+    assert told["batch_size"] == ("128", ["8", "16"])
+    assert "## Settings" not in compose(tmp_path, ".")
 
 
 def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None:

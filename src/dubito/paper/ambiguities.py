@@ -20,15 +20,21 @@ class Ambiguity(NamedTuple):
 
 AMBIGUITIES = (
     Ambiguity(
-        "Section 2.2, equation (1)",
-        "The expansion of KL[q || p(w | D)] is right, but the sum in equation (3) over n draws is not divided by n.",
+        "Section 2.2, equation (3)",
+        "The sum over n draws is not divided by n.",
         "The mean over the draws, for n must not decide how much data counts.",
     ),
     Ambiguity(
         "Section 2.2, code",
-        "KL[q || p] in the text; KL[p || q] in the code since 16e2462. At the time of the paper (590ec33) its KL is "
-        "that of parameters that the forward pass never uses, so that the published accuracies carry no effective KL.",
+        "KL[q || p] in the text; KL[p || q] in the code since 16e2462. In December 2018 (590ec33) its KL is that of "
+        "parameters that the forward pass never uses; from April to June 2019 (5c1fc7f) the loss is the cross-entropy "
+        "minus beta times KL. If the published accuracies come from the former, they carry no effective KL.",
         "KL[q || p] of the very weights that the network uses, in closed form, tested against torch.distributions.",
+    ),
+    Ambiguity(
+        "Section 2.2",
+        "KL is called intractable and estimated by draws, equation (3); between Gaussians it has a closed form.",
+        "The closed form wherever there is one, draws for the mixture prior.",
     ),
     Ambiguity(
         "Section 2.3, code",
@@ -38,27 +44,34 @@ AMBIGUITIES = (
         "weight instead: with alpha, a weight near 0 cannot be uncertain.",
     ),
     Ambiguity(
-        "Section 2.3",
-        "The local reparameterisation draws every output position of a convolution on its own, although positions "
-        "share weights; the text calls it sampling the posterior.",
-        "The same (`--estimator local`), said in the documentation; `--estimator weight` draws the weights themselves.",
+        "Sections 2.2 and 2.3",
+        "The one draws weights, the other activations. Of a convolution these are different distributions: activations "
+        "are drawn on their own at every position, although positions share weights. In the code of April to June "
+        "2019 weights are drawn and activations too; on 27 July 2019 (34b66ca) weights alone.",
+        "Activations (`--estimator local`), said in the documentation; `--estimator weight` draws the weights "
+        "themselves.",
     ),
     Ambiguity(
         "Section 2.3",
-        "The means are said to be learned first, as in a frequentist network, and the variances in a second operation; "
-        "both share one loss.",
+        "The means are said to be learned first, as in a frequentist network and so that validation accuracy rises, "
+        "and the variances in a second operation; both share one loss, that of the training images.",
         "Both are learned at once, by the gradient of the one free energy.",
+    ),
+    Ambiguity(
+        "Section 2.3",
+        "The equation of the activations has no bias.",
+        "Biases, which have posteriors as well.",
     ),
     Ambiguity(
         "Section 3, normalisation",
         "The formula divides by the sum over the classes; the noise experiment speaks of normalising among one batch. "
-        "The code of that time divides by the sum over the batch (dim=0).",
+        "A notebook of February 2019 divides by the sum over the batch (dim=0), and the outputs of ReLU at that.",
         "Over the classes, always. The noise experiment shows both, and where the paper's constant comes from.",
     ),
     Ambiguity(
         "Section 3, head",
-        "Softplus normalisation is proposed as the head; the code trains with softmax and normalises by softplus only "
-        "when it evaluates.",
+        "Softplus normalisation is proposed as the head; the code always trains with softmax, and normalises by "
+        "softplus only when it evaluates, since March 2020 (f6b16cc), after the paper.",
         "The head belongs to the network: one and the same in training and prediction.",
     ),
     Ambiguity(
@@ -75,7 +88,8 @@ AMBIGUITIES = (
     Ambiguity(
         "Section 3, text",
         "High aleatoric uncertainty is to be cured by gathering more data, high epistemic uncertainty by refining the "
-        "model. It is the other way round: more data of the same kind reduces epistemic uncertainty alone.",
+        "model. More data of the same kind reduces epistemic uncertainty alone; aleatoric uncertainty asks for better "
+        "data, such as sharper images or cleaner labels.",
         "The usual meaning: aleatoric is in the data, epistemic goes away with more data.",
     ),
     Ambiguity(
@@ -85,8 +99,8 @@ AMBIGUITIES = (
     ),
     Ambiguity(
         "Section 4, activation",
-        "Softplus hidden units are needed so that the variance never becomes zero; but a unit's activation does not "
-        "enter the variance of the weights.",
+        "Softplus hidden units are said to be needed so that the variance never becomes zero; but a unit's activation "
+        "does not enter the variance of the weights. That they change nothing in practice was not tested here.",
         "Softplus, as in the tables of the appendix (`--activation relu` is there).",
     ),
     Ambiguity(
@@ -98,8 +112,8 @@ AMBIGUITIES = (
     ),
     Ambiguity(
         "Section 4, initialisation",
-        "The posterior is initially a standard Gaussian in the text; the appendix gives a variance of -10, which is "
-        "none; the code -5 as rho.",
+        "The posterior is initially a standard Gaussian in the text; the appendix gives a variance of -10, which "
+        "none can be; the code -5 as rho.",
         "-10 is read as the logarithm of the variance, a standard deviation of exp(-5). Means start as He-normal "
         "filters, scaled on one batch of images: with standard Gaussians nothing learns.",
     ),
@@ -117,16 +131,17 @@ AMBIGUITIES = (
     ),
     Ambiguity(
         "Section 4, dropout",
-        "Bayesian LeNet-5 with dropout has 83 % on CIFAR-10: a number from another paper, of another network, that the "
-        "authors could not reproduce. There is none for CIFAR-100.",
+        "Bayesian LeNet-5 with dropout has 83 % on CIFAR-10: a reported result that the authors could not reproduce. "
+        "There is none for CIFAR-100.",
         "LeNet-5 of the appendix with dropout between all weight layers, trained and measured on all three data sets. "
-        "Preset `paper`: p = 0.5. Budget `cpu`: p = 0.05, the best of what was tried.",
+        "Preset `paper`: p = 0.5. Budget `cpu`: p = 0.05; of what was tried, less dropout was better.",
     ),
     Ambiguity(
         "Section 4, regularisation",
-        "Dropout comes after the first, fourth and sixth layer; whether pooling layers count is not said.",
-        "Rows of the appendix's table are counted; in weight layers the sixth would be the output itself. Validation "
-        "is by draws of the dropout masks, as for MC dropout.",
+        "Dropout comes after the first, fourth and sixth layer; whether pooling layers count, how much is dropped, and "
+        "whether the frequentist AlexNet of table 1 has it as well is not said.",
+        "Rows of the appendix's table are counted; in weight layers the sixth would be the output itself. p = 0.5, in "
+        "this experiment alone. Validation is by draws of the dropout masks, as for MC dropout.",
     ),
     Ambiguity(
         "Section 4, regularisation",
@@ -134,9 +149,28 @@ AMBIGUITIES = (
         "Preset `paper`: the penalty, on frequentist networks. Budget `cpu`: none, but augmentation for all three.",
     ),
     Ambiguity(
+        "Section 4, images",
+        "Whether pixels are standardised and images augmented is not said; the old code crops training and test images "
+        "at random. So is no schedule of the learning rate; the old code multiplies it by 0.2 after epoch 60.",
+        "Pixels standardised by channel, test images never changed. Preset `paper`: no augmentation, a constant rate. "
+        "Budget `cpu`: crops and, of CIFAR, flips; one cycle.",
+    ),
+    Ambiguity(
+        "Section 4 and Table 1",
+        "Bayesian networks are said to perform as the frequentist ones do; on CIFAR-100 the table has them 3, 2 and 2 "
+        "points below.",
+        "More than one point is called a difference.",
+    ),
+    Ambiguity(
         "Table 1 and Table 2",
         "Bayesian VGG on CIFAR-10 has 86 % in one and 85 % in the other.",
         "Each table beside its own numbers.",
+    ),
+    Ambiguity(
+        "Table 2 and the noise figure",
+        "Aleatoric uncertainty of VGG on MNIST is 0.00110 in the table and 0.00099897 without noise in the figure, "
+        "which is the table's value for CIFAR-10.",
+        "Both are shown; see how the size of a batch decides them.",
     ),
     Ambiguity(
         "Table 2",
@@ -170,8 +204,9 @@ AMBIGUITIES = (
     ),
     Ambiguity(
         "Noise figure",
-        "Whether noise is added before or after normalising the pixels, and whether the sum is clipped, is not said.",
-        "To pixels in [0, 1], not clipped.",
+        "Whether each pixel has noise of its own, whether it is added before or after normalising the pixels, and "
+        "whether the sum is clipped, is not said.",
+        "Each pixel its own, also in the frame that makes MNIST 32 x 32; to pixels in [0, 1]; not clipped.",
     ),
     Ambiguity(
         "Appendix, sample size",
@@ -191,6 +226,16 @@ AMBIGUITIES = (
         "For frequentist and dropout networks only.",
     ),
     Ambiguity(
+        "Appendix, M",
+        "The number of images in a batch in the shapes, the number of batches in beta; neither is said.",
+        "As named here.",
+    ),
+    Ambiguity(
+        "Appendix, input shapes",
+        "LeNet-5 has one channel, AlexNet and VGG three, all 32 x 32 pixels; MNIST has one channel and 28 x 28 pixels.",
+        "As many channels as the data set has; MNIST in a black frame of two pixels.",
+    ),
+    Ambiguity(
         "Appendix, LeNet-5",
         "The second convolution has 1 input channel; after 6 filters it must have 6.",
         "6.",
@@ -201,13 +246,14 @@ AMBIGUITIES = (
         "The strides: 8, 4, 2 and 1.",
     ),
     Ambiguity(
-        "Appendix, AlexNet and VGG",
-        "The last layer has width 128 and 512: its inputs, not the classes.",
+        "Appendix, last layers",
+        "Those of AlexNet and VGG have width 128 and 512: their inputs, not the classes. That of LeNet-5 has 10, for "
+        "CIFAR-100 too.",
         "As many as there are classes.",
     ),
     Ambiguity(
         "Appendix, VGG",
-        "No file of the authors' repository defines a VGG at any time.",
+        "No file of the repository that was examined defines a VGG at any time.",
         "The table of the appendix.",
     ),
 )

@@ -14,6 +14,7 @@ from dubito.paper.display import duration
 from dubito.paper.results import read
 from dubito.paper.tables import HEADINGS, NOTES, markdown, table
 from dubito.paper.trials import TEXT, trials
+from dubito.training.config import configure
 from dubito.training.run import write_atomically
 
 __all__ = ["compose", "write_document"]
@@ -54,8 +55,9 @@ def compose(results: Path, link: str) -> str:
     parts = [
         "# Reproduction",
         f"What of {PAPER} holds when it is done again with dubito. This page is made by `dubito reproduce`, from the "
-        f"files in [{link}]({link}); every number in it is one of theirs.",
+        f"files in [{link}]({link}) and, for what was tried, those beside them; every number in it is one of theirs.",
         _made(contents, budget),
+        *_settings(contents),
         "## Which claims hold",
         _claims(contents),
         "## Bayesian networks beside their twins",
@@ -63,8 +65,9 @@ def compose(results: Path, link: str) -> str:
         *(_section(name, contents.get(name), link, results) for name in HEADINGS),
         *_trials(results.parent / "trials", os.path.join(os.path.dirname(link), "trials")),
         "## Where the paper leaves a choice",
-        "Places where the text is ambiguous, or contradicts itself or the authors' code "
-        "(kumar-shridhar/PyTorch-BayesianCNN; hashes are its commits), and what is done here.",
+        "Places where the text is ambiguous, or contradicts itself or the authors' code, and what is done here. The "
+        "code is kumar-shridhar/PyTorch-BayesianCNN, and hashes are its commits; the repository that a footnote of the "
+        "paper names (PyTorch-Softplus-Normalization-Uncertainty-Estimation-Bayesian-CNN) was not examined.",
         markdown(("where", "what", "here"), [(a.place, _cell(a.problem), _cell(a.choice)) for a in AMBIGUITIES]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -96,11 +99,45 @@ def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
         seeds = ", ".join(sorted({str(facts["seed"]) for facts in done}))
         lines.append(
             f"{len(done)} of {count} trainings are finished; they spent {spent} in training steps. Commit "
-            f"{commits}; seed {seeds}; {hardware}. What is not finished is shown as not run."
+            f"{commits}; seed {seeds}; {hardware}. What is not finished, or not part of the budget, is shown as "
+            "not run."
         )
     else:
         lines.append("No training is finished yet; everything is shown as not run.")
     return "\n\n".join(lines)
+
+
+def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """How Bayesian networks were trained here, where it is not as the appendix has it."""
+    trained = [facts["settings"] for content in contents.values() for facts in content["cells"].values() if facts]
+    here = [given for given in trained if given["inference"] == "vi"]
+    rows = []
+    for name, value in configure("paper").in_force().items():
+        values = sorted({_value(given[name]) for given in here}, key=_by_size)
+        if here and name not in NOT_COMPARED and values != [_value(value)]:
+            rows.append((f"`{name}`", _value(value), ", ".join(values)))
+    if not rows:
+        return ()
+    text = (
+        "Where the Bayesian networks were not trained with the settings of the paper's appendix, as the preset `paper` "
+        "reads them:"
+    )
+    return "## Settings", text, markdown(("setting", "appendix", "here"), rows)
+
+
+NOT_COMPARED = ("model", "data", "head", "seed", "warm_start", "warmup_epochs")
+"""What makes a cell, and what the appendix's schedule of KL does not look at."""
+
+
+def _value(given: object) -> str:
+    return f"{given:.4g}" if isinstance(given, float) else str(given)
+
+
+def _by_size(value: str) -> tuple[float, str]:
+    try:
+        return float(value), ""
+    except ValueError:
+        return float("inf"), value
 
 
 def _commit(facts: dict[str, Any]) -> str:
@@ -113,7 +150,8 @@ def _claims(contents: dict[str, dict[str, Any]]) -> str:
     for judged in judge(contents):
         numbers = "<br>".join(f"{'✓' if test.holds else '✗'} {test.numbers}" for test in judged.tests)
         claim = judged.claim
-        rows.append((f"{claim.text} ({claim.place})", f"**{judged.verdict}**", claim.rule, numbers))
+        rule = f"{claim.rule}. {claim.remark}" if claim.remark else claim.rule
+        rows.append((f"{claim.text} ({claim.place})", f"**{judged.verdict}**", rule, numbers))
     return markdown(("claim", "verdict", "rule", "numbers"), rows)
 
 
@@ -123,8 +161,8 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
         "What a Bayesian network should reach: "
         + "; ".join(GOALS)
         + ". Published accuracies are whole per cents, and ours is compared with them as it is. In brackets 95 % "
-        "intervals of the differences, from paired bootstrap resamples of the test images; where one holds 0, these "
-        "images do not tell the two networks apart."
+        "intervals of the differences, from paired bootstrap resamples of the test images; where one contains 0, "
+        "these images do not tell the two networks apart."
     )
     if not found:
         return f"{text}\n\nNot run."
@@ -176,7 +214,9 @@ def _section(name: str, content: dict[str, Any] | None, link: str, results: Path
     if name == "noise":
         parts.append(
             "Over a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, "
-            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B): 0.000999 at B = 1,000, the paper's constant. "
+            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B): 0.000999 at B = 1,000, the paper's constant. That B "
+            "was 1,000 is inferred from this number alone; the appendix's batch of 128 would give "
+            f"{(1 - 1 / 128) / 128:.6f}. One image among the others of its batch is not constant. "
             "Over the classes, aleatoric uncertainty is a property of the image."
         )
     parts += [f"![{title}]({link}/{file})" for file, title in FIGURES[name] if (results / file).exists()]

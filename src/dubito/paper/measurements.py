@@ -58,6 +58,12 @@ class Finished:
         """The one with the lowest validation NLL."""
         return int(min(self.epochs, key=lambda row: row["val_nll"])["epoch"])
 
+    @property
+    def validation_images(self) -> int:
+        """How many were held out."""
+        share = self.run.config.validation_fraction
+        return round(self.run.data.num_data * share / (1 - share))
+
     def facts(self) -> dict[str, Any]:
         """Settings, commit, hardware, seed and command of the training."""
         environment = json.loads((self.run.path / "environment.json").read_text(encoding="utf-8"))
@@ -92,7 +98,9 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
         "epochs": len(found.epochs),
         "best_epoch": found.best_epoch,
         "first_validation_accuracy": 100 * first["val_accuracy"],
+        "best_validation_accuracy": 100 * max(epoch["val_accuracy"] for epoch in found.epochs),
         "validation_accuracy": 100 * last["val_accuracy"],
+        "validation_images": found.validation_images,
         "training_accuracy": 100 * last["train_accuracy"],
     }
 

@@ -171,7 +171,8 @@ def _table2(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> C
     for cell in cells:
         measured = uncertainty_row(found[cell]) if cell in found else None
         values = published.UNCERTAINTY.get((cell.model, cell.data)) if cell.head == "softplus" else None
-        rows.append(_row(cell, measured, dict(zip(("aleatoric", "epistemic"), values or (None, None), strict=True))))
+        names = ("aleatoric", "epistemic", "accuracy")
+        rows.append(_row(cell, measured, dict(zip(names, values or (None, None, None), strict=True))))
     return {"rows": rows}
 
 
