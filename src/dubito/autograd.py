@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,14 @@ from torch.autograd import forward_ad
 
 from dubito.softplus import at_least_single
 
-__all__ = ["has_values", "runs_eagerly", "self_product", "sum_of_squares", "sums_of_squares"]
+__all__ = [
+    "differentiable_gradients",
+    "has_values",
+    "runs_eagerly",
+    "self_product",
+    "sum_of_squares",
+    "sums_of_squares",
+]
 
 
 def runs_eagerly(*tensors: Tensor | None) -> bool:
@@ -21,6 +28,8 @@ def runs_eagerly(*tensors: Tensor | None) -> bool:
     which they understand.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    if torch._C._are_functorch_transforms_active():  # even of tensors that it does not transform
         return False
     given = [tensor for tensor in tensors if tensor is not None]
     first = given[0]
@@ -43,6 +52,20 @@ def has_values(*tensors: Tensor) -> bool:
         return False
     transformed = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
     return not any(tensor.is_meta or any(kind(tensor) for kind in transformed) for tensor in tensors)
+
+
+def differentiable_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a function with respect to the inputs that need them, which can be differentiated again.
+
+    Each is with respect to its own input alone: an input may have been computed from another one, such as a standard
+    deviation from a mean, or from the same parameter.
+    """
+    own = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+    wanted = [tensor for tensor, need in zip(own, needs, strict=True) if need and tensor is not None]
+    found = iter(torch.autograd.grad(function(*own), wanted, gradient, create_graph=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 ROW, FEW = 1 << 10, 1 << 15

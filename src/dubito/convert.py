@@ -33,6 +33,7 @@ from dubito.layers import (
     BayesLayer,
     BayesLinear,
 )
+from dubito.posterior import Parameterization
 
 __all__ = ["Choice", "obstacle", "to_bayesian", "to_deterministic"]
 
@@ -99,7 +100,8 @@ def to_bayesian(
         raise NonFiniteError(f"The network cannot be made Bayesian: {describe_non_finite(module)}")
     chosen = _choose(module, only, last_layer)
     network = module if inplace else _copy(module)
-    stds: dict[int, nn.Parameter] = {}
+    earlier = [part for part in network.modules() if isinstance(part, BayesLayer)]
+    stds = {(id(q.mean), part.parameterization): q.free for part in earlier for q in part.posteriors().values()}
     layers = [network.get_submodule(name) for name in chosen]
     with torch.random.fork_rng(devices=[]):  # a layer is initialised before it takes over the weights
         twins = {id(layer): _twin(layer, bayesian, stds) for layer in layers if not isinstance(layer, BayesLayer)}
@@ -254,23 +256,26 @@ def _substitute(module: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.
                 parent._modules[name] = replacements[id(child)]
         for name, value in vars(parent).items():  # where layers may be kept a second time, unknown to torch
             if name not in _TORCHS_OWN:
-                vars(parent)[name] = _substituted(value, replacements)
+                vars(parent)[name] = _substituted(value, replacements, set())
     return replacements.get(id(module), module)
 
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
-def _substituted(value: Any, replacements: Mapping[int, nn.Module]) -> Any:
-    """A module's replacement; lists and dictionaries keep their identity, and what has no modules stays as it is."""
+def _substituted(value: Any, replacements: Mapping[int, nn.Module], seen: set[int]) -> Any:
+    """A module's replacement; lists and dictionaries keep their identity, and what has no modules is left alone."""
     if isinstance(value, nn.Module):
         return replacements.get(id(value), value)
-    if isinstance(value, dict):
-        value.update({key: _substituted(part, replacements) for key, part in value.items()})
-    elif isinstance(value, list):
-        value[:] = [_substituted(part, replacements) for part in value]
+    if isinstance(value, (dict, list)) and id(value) not in seen:
+        seen.add(id(value))  # it may hold itself
+        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            new = _substituted(part, replacements, seen)
+            if new is not part:
+                value[key] = new
     elif type(value) is tuple:
-        return tuple(_substituted(part, replacements) for part in value)
+        parts = tuple(_substituted(part, replacements, seen) for part in value)
+        return value if all(new is part for new, part in zip(parts, value, strict=True)) else parts
     return value
 
 
@@ -291,7 +296,7 @@ def _options(layer: nn.Module) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in names}
 
 
-def _twin(layer: nn.Module, bayesian: BayesianOptions, stds: dict[int, nn.Parameter]) -> BayesLayer:
+def _twin(layer: nn.Module, bayesian: BayesianOptions, stds: dict[tuple[int, Parameterization], Any]) -> BayesLayer:
     """The Bayesian twin of one layer, on its device, in its dtype and mode, with its own parameters as means.
 
     `stds` remembers standard deviations by their mean's identity, so that tied weights have one posterior.

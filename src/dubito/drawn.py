@@ -7,11 +7,13 @@ groups in place, and an antithetic pair shares its eps: the gradient of sigma is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dubito.autograd import differentiable_gradients
 from dubito.linear_maps import LinearMap
 from dubito.noise import standard_normal_like
 
@@ -77,7 +79,8 @@ class _Drawn(torch.autograd.Function):
         inputs = (x, mean, bias_mean, std, bias_std)
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():  # a second derivative is wanted
-            return (None, None, None, *_differentiable(ctx, inputs, noises, gradients[0], needs))
+            plain = partial(_same_draws, ctx, noises)
+            return (None, None, None, *differentiable_gradients(plain, inputs, needs, gradients[0]))
         wanted = (needs[0], needs[1] or needs[3], needs[2] or needs[4])
         of_inputs: list[Tensor] = []
         weights, biases = _Sum(needs[1], needs[3]), _Sum(needs[2], needs[4])
@@ -124,17 +127,20 @@ class _Sum:
             self.of_std = signed.mul_(noise) if self.of_std is None else self.of_std.addcmul_(signed, noise)
 
 
-def _differentiable(
-    ctx: Any, inputs: tuple[Tensor, ...], noises: list[tuple[Tensor, Tensor]], gradient: Tensor, needs: Any
-) -> tuple[Tensor | None, ...]:
-    """The gradients by the plain formula with the same noise, as functions that can be differentiated again."""
-    x, mean, bias_mean, std, bias_std = inputs
+def _same_draws(
+    ctx: Any,
+    noises: list[tuple[Tensor, Tensor]],
+    x: Tensor,
+    mean: Tensor,
+    bias_mean: Tensor | None,
+    std: Tensor,
+    bias_std: Tensor | None,
+) -> Tensor:
+    """The output by the plain formula with the same noise."""
     outputs = []
     for index, group in enumerate(x.tensor_split(ctx.draws)):
         noise, bias_noise = noises[index // 2 if ctx.antithetic else index]
         sign = -1 if ctx.antithetic and index % 2 == 1 else 1
         weight, bias = _shift(mean, std, noise, sign), _shift(bias_mean, bias_std, bias_noise, sign)
         outputs.append(ctx.linear_map(group, weight, bias))
-    wanted = [tensor for tensor, need in zip(inputs, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(torch.cat(outputs), wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needs)
+    return torch.cat(outputs)

@@ -100,6 +100,28 @@ class Draws(ABC):
         return outputs
 
 
+class _Unchanged:
+    """The same images for every draw, and for the caller, also if the network changes what it is given in place."""
+
+    def __init__(self, batch: Tensor) -> None:
+        self._batch = batch
+        self._given: Tensor | None = None
+        self._version = 0
+
+    def __call__(self) -> Tensor:
+        """A copy, a new one only if the last is not what it was."""
+        if self._given is None or self._given._version != self._version:
+            self._given = _counted_copy(self._batch)
+            self._version = self._given._version
+        return self._given
+
+
+def _counted_copy(batch: Tensor, copies: int = 1) -> Tensor:
+    """The batch so many times; changes in place are counted even where inference mode counts none."""
+    with torch.inference_mode(False):
+        return batch.clone() if copies == 1 else batch.repeat(copies, *(1,) * (batch.dim() - 1))
+
+
 class LoopedDraws(Draws):
     """One forward pass after the other; a network that draws nothing makes only two."""
 
@@ -112,10 +134,11 @@ class LoopedDraws(Draws):
     def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """One draw each."""
         first: Tensor | None = None
+        images = _Unchanged(batch)
         for index, seed in enumerate(self._shared or self.seeds()):
             _seed(batch.device, seed)
             state = _random_state(batch.device)
-            outputs = self._outputs(batch)
+            outputs = self._outputs(images())
             # Equal outputs alone may be chance: two dropout masks are often the same.
             nothing_drawn = torch.equal(state, _random_state(batch.device)) and not random_head
             if index == 1 and nothing_drawn and first is not None and torch.equal(first, outputs):
@@ -136,6 +159,7 @@ class WeightDraws(Draws):
 
     def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
         """One draw each, two with the same noise and opposite signs."""
+        images = _Unchanged(batch)
         with forced(dict.fromkeys(self._layers, self._weights)):
             for index, seed in enumerate(self._shared or self.seeds()):
                 if index % 2 == 0:
@@ -143,7 +167,7 @@ class WeightDraws(Draws):
                 else:
                     self._weights.mirror()
                 _seed(batch.device, seed)
-                yield self._outputs(batch).unsqueeze(0)
+                yield self._outputs(images()).unsqueeze(0)
 
 
 class StackedDraws(Draws):
@@ -159,7 +183,7 @@ class StackedDraws(Draws):
         while done < self.samples:
             copies = max(1, min(self.samples - done, self._largest // len(batch)))
             _seed(batch.device, seeds[done])
-            stack = batch.repeat(copies, *(1,) * (batch.dim() - 1))
+            stack = _counted_copy(batch, copies)
             with forced(dict.fromkeys(drawing_layers(self.model), _LocalOfCopies(stack, batch, copies))):
                 outputs = self._outputs(stack, copies)
             yield outputs.unflatten(0, (copies, len(batch)))
@@ -186,6 +210,8 @@ class GivenWeights(Estimator):
 class _WeightsOfOneDraw(GivenWeights):
     """Small tensors of weights, drawn together, and large ones, which a layer draws when it is first called.
 
+    Layers that share a posterior, as those of tied weights do, share its draws.
+
     Then it is known which memory layout suits its input best. So the layout follows from the size of the layer's maps,
     and it decides which number of the noise goes to which weight: the draws of a seed are the same for all batches,
     also of other sizes.
@@ -195,9 +221,11 @@ class _WeightsOfOneDraw(GivenWeights):
         super().__init__({})
         self._numbers = {id(layer): number for number, layer in enumerate(layers, start=1)}
         self._small = _SmallTensors(layers)
-        self._large: dict[int, dict[str, Posterior]] = {}
-        self._noise: dict[int, dict[str, Tensor]] = {}
-        self._earlier: dict[int, dict[str, Tensor]] = {}
+        self._large: dict[int, dict[str, Identity]] = {}
+        self._posteriors: dict[Identity, Posterior] = {}
+        self._noise: dict[Identity, Tensor] = {}
+        self._drawn: dict[Identity, Tensor] = {}
+        self._current: set[Identity] = set()
         self._seeds: list[int] = []
         self._sign = 1
 
@@ -207,12 +235,14 @@ class _WeightsOfOneDraw(GivenWeights):
         self._seeds = torch.randint(2**62, (1 + len(self._numbers),), generator=generator, device="cpu").tolist()
         self._sign = 1
         self._noise.clear()
+        self._current.clear()
         self.weights.clear()
         self._small.renew(self._seeds[0])
 
     def mirror(self) -> None:
         """From now on the weights are mu - sigma eps with the same eps."""
         self._sign = -1
+        self._current.clear()
         self.weights.clear()
         self._small.draw(self._sign)
 
@@ -220,23 +250,29 @@ class _WeightsOfOneDraw(GivenWeights):
         """F(x, w)."""
         key = id(layer)
         if key not in self.weights:
-            drawn = {**self._small.drawn[key], **self._drawn(layer, x, *arguments)}
+            drawn = {**self._small.drawn[key], **self._draw_large(layer, x, *arguments)}
             self.weights[key] = drawn["weight"], drawn.get("bias", layer.bias_mean)
         return super().__call__(layer, x, *arguments)
 
-    def _drawn(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Tensor]:
-        """The layer's large tensors."""
+    def _draw_large(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Tensor]:
+        """The layer's large tensors; those that another layer has in common with it may be drawn already."""
         key = id(layer)
         if key not in self._large:
-            large = _arranged(layer, x, *arguments)
-            self._large[key] = {name: q for name, q in large.items() if name not in self._small.drawn[key]}
-        large, earlier = self._large[key], self._earlier.get(key, {})
-        if key not in self._noise:
-            generator = _generator(x.device, self._seeds[self._numbers[key]]) if large else None
-            self._noise[key] = {name: standard_normal_like(q.mean, generator) for name, q in large.items()}
-        noise = self._noise[key]
-        self._earlier[key] = {name: q.draw(noise[name], self._sign, earlier.get(name)) for name, q in large.items()}
-        return self._earlier[key]
+            small, own = self._small.drawn[key], layer.posteriors()
+            self._large[key] = {name: _identity(q) for name, q in own.items() if name not in small}
+            for name, q in _arranged(layer, x, *arguments).items():
+                self._posteriors.setdefault(_identity(own[name]), q)
+        large = self._large[key]
+        new = [which for which in large.values() if which not in self._noise]
+        generator = _generator(x.device, self._seeds[self._numbers[key]]) if new else None
+        for which in new:
+            self._noise[which] = standard_normal_like(self._posteriors[which].mean, generator)
+        for which in large.values():
+            if which not in self._current:
+                q = self._posteriors[which]
+                self._drawn[which] = q.draw(self._noise[which], self._sign, self._drawn.get(which))
+                self._current.add(which)
+        return {name: self._drawn[which] for name, which in large.items()}
 
 
 class _SmallTensors:
@@ -255,14 +291,16 @@ class _SmallTensors:
         self._empty = not found
         if self._empty:
             return
+        different = {_identity(q): q for _, _, q in found}
         self._mean, self._std = (
             torch.cat([tensor.reshape(-1) for tensor in tensors])
-            for tensors in zip(*((q.mean, q.std) for _, _, q in found), strict=True)
+            for tensors in zip(*((q.mean, q.std) for q in different.values()), strict=True)
         )
         self._noise, self._together = self._mean, torch.empty_like(self._mean)
-        parts = self._together.split([q.mean.numel() for _, _, q in found])
-        for (key, name, q), part in zip(found, parts, strict=True):
-            self.drawn[key][name] = part.view(q.mean.shape)
+        parts = self._together.split([q.mean.numel() for q in different.values()])
+        of = dict(zip(different, parts, strict=True))
+        for key, name, q in found:
+            self.drawn[key][name] = of[_identity(q)].view(q.mean.shape)
 
     def renew(self, seed: int) -> None:
         """Draw with fresh noise."""
@@ -274,6 +312,14 @@ class _SmallTensors:
         """Draw with the noise as it is."""
         if not self._empty:
             torch.addcmul(self._mean, self._std, self._noise, value=sign, out=self._together)
+
+
+Identity = tuple[int, int]
+
+
+def _identity(q: Posterior) -> Identity:
+    """The same for layers that share the posterior."""
+    return id(q.mean), id(q.free)
 
 
 def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
@@ -294,15 +340,17 @@ class _LocalOfCopies(Local):
     """Local reparameterisation that, where it meets the stack of copies itself, convolves only one of them."""
 
     def __init__(self, stack: Tensor, single: Tensor, copies: int) -> None:
-        self.__dict__.update(stack=stack, single=single, copies=copies)  # its base class is frozen
+        # its base class is frozen
+        self.__dict__.update(stack=stack, version=stack._version, single=single, copies=copies)
 
     stack: Tensor
+    version: int
     single: Tensor
     copies: int
 
     def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
-        if x is not self.stack:
+        if x is not self.stack or x._version != self.version:  # or a layer before it has worked in place
             return super().__call__(layer, x, *arguments)
         mean, std = self.moments(layer, self.single, *arguments)
         repeats = (self.copies, *(1,) * (mean.dim() - 1))

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
 from dubito.head import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
-from dubito.prediction import Predictor, predictor
+from dubito.prediction import Predictor, PredictsItself, predictor
 from dubito.softplus import at_least_single
 from dubito.uncertainty import Prediction
 
@@ -49,7 +49,7 @@ def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleTy
     return view if head is None else attach_head(view, head)
 
 
-class Ensemble(nn.Module):
+class Ensemble(nn.Module, PredictsItself):
     """Several networks for the same inputs and classes as one; see :func:`ensemble`.
 
     Called, it gives the logarithm of its members' mean probabilities.

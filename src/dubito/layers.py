@@ -105,14 +105,16 @@ class BayesLayer(nn.Module, ABC):
         self._given_prior = (prior,)  # in a tuple, which makes it no submodule
         self.reset_parameters()
 
-    def _bind(self) -> Prior:
+    def bind_prior(self) -> None:
+        """Fit the prior, as it was given, to the means as they are now."""
         (prior,) = self._given_prior
-        return make_prior(prior).bind({name: q.mean for name, q in self.posteriors().items()}, self.fan_in)
+        means = {name: q.mean for name, q in self.posteriors().items()}
+        self.prior: Prior = make_prior(prior).bind(means, self.fan_in)
 
     def reset_parameters(self) -> None:
         """Means as the `torch.nn` twin draws its weights, standard deviations at `initial_std`, the prior as given."""
         self._reset_posteriors()
-        self.prior: Prior = self._bind()
+        self.bind_prior()
 
     def _reset_posteriors(self) -> None:
         if self.weight_mean.is_meta:
@@ -129,13 +131,13 @@ class BayesLayer(nn.Module, ABC):
         self.bias_mean = bias
         self.set_std(self.initial_std)
         self._given_prior = (prior,)
-        self.prior = self._bind()
+        self.bind_prior()
 
-    def tie_stds(self, known: dict[int, nn.Parameter]) -> None:
+    def tie_stds(self, known: dict[tuple[int, Parameterization], nn.Parameter]) -> None:
         """Share the free parameter of every mean that `known` has met in another layer, and add the others to it."""
-        free = self.parameterization.parameter
         for name, q in self.posteriors().items():
-            setattr(self, f"{name}_{free}", known.setdefault(id(q.mean), getattr(self, f"{name}_{free}")))
+            free, key = f"{name}_{self.parameterization.parameter}", (id(q.mean), self.parameterization)
+            setattr(self, free, known.setdefault(key, getattr(self, free)))
 
     @torch.no_grad()
     def set_std(self, std: float | Tensor) -> None:

@@ -10,11 +10,13 @@ which tests compare with this.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dubito.autograd import differentiable_gradients
 from dubito.linear_maps import LinearMap
 from dubito.noise import standard_normal_like
 
@@ -68,9 +70,10 @@ class _Local(torch.autograd.Function):
         x, mean, bias_mean, std, bias_std, scaled = ctx.saved_tensors
         (gradient,) = gradients
         _, need_x, need_mean, need_bias_mean, need_std, need_bias_std = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            return (None, *_differentiable(ctx, x, mean, bias_mean, std, bias_std, scaled, gradient))
         linear_map: LinearMap = ctx.linear_map
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            plain, inputs = partial(_same_draw, linear_map, scaled), (x, mean, bias_mean, std, bias_std)
+            return (None, *differentiable_gradients(plain, inputs, ctx.needs_input_grad[1:], gradient))
         needs = (need_x, need_std, need_bias_std)
         of_square = of_std = of_bias_std = None
         if any(needs):  # first the variance, whose many temporary tensors are then gone
@@ -85,23 +88,16 @@ class _Local(torch.autograd.Function):
         return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std
 
 
-def _differentiable(
-    ctx: Any,
+def _same_draw(
+    linear_map: LinearMap,
+    scaled: Tensor,
     x: Tensor,
     mean: Tensor,
     bias_mean: Tensor | None,
     std: Tensor,
     bias_std: Tensor | None,
-    scaled: Tensor,
-    gradient: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """The gradients by the plain formula with the same noise, as functions that can be differentiated again."""
-    linear_map: LinearMap = ctx.linear_map
-    inputs = (x, mean, bias_mean, std, bias_std)
+) -> Tensor:
+    """The output by the plain formula with the same noise."""
     variance = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
     deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-    output = torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())
-    pairs = zip(inputs, ctx.needs_input_grad[1:], strict=True)
-    wanted = [tensor for tensor, need in pairs if need and tensor is not None]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in ctx.needs_input_grad[1:])
+    return torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import runs_eagerly, self_product, sum_of_squares, sums_of_squares
+from dubito.autograd import has_values, runs_eagerly, self_product, sum_of_squares, sums_of_squares
 from dubito.errors import OptionError
 from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
@@ -278,7 +278,9 @@ class _StdTerms(torch.autograd.Function):
         of_square: Tensor | None,
         of_log: Tensor | None,
     ) -> Tensor:
-        again = torch.is_grad_enabled()  # a second derivative is wanted
+        given = [gradient for gradient in (of_std, of_square, of_log) if gradient is not None]
+        # A second derivative is wanted, or several gradients at once are: then nothing may be in place.
+        again = torch.is_grad_enabled() or not has_values(*given)
         std = softplus(rho) if again else std.view(rho.shape)
         slope = torch.sigmoid(rho)
         total = torch.zeros_like(std) if of_log is None else of_log / (std if floor is None else std.clamp_min(floor))

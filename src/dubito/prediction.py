@@ -7,11 +7,12 @@ in :mod:`dubito.draws`, how to do without them in :mod:`dubito.moments`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import Enum
 from threading import RLock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +40,13 @@ Predictor = Callable[[Tensor], Prediction]
 """Predicts a batch of images; all batches of one predictor have their draws in common."""
 
 
-@runtime_checkable
-class PredictsItself(Protocol):
+class PredictsItself(ABC):
     """A network of networks, such as an ensemble, that predicts by its members."""
 
-    def predictor(self, **options: Any) -> AbstractContextManager[Predictor]:
+    @abstractmethod
+    def predictor(
+        self, *, head: str | Head | None, generator: torch.Generator | None, **options: Any
+    ) -> AbstractContextManager[Predictor]:
         """What :func:`predictor` gives, with its options."""
 
 
@@ -171,7 +174,8 @@ def _predict_batch(draws: Draws, batch: Tensor, head: ClassificationHead, covari
     split: Decomposition | LogitDecomposition
     split = LogitDecomposition(covariance) if isinstance(head, KendallGalHead) else Decomposition(covariance)
     with closing(draws.of(batch, random_head=isinstance(head, KendallGalHead))) as blocks:
-        for outputs in _joined(blocks):
+        # The noise of a random head is that of its draw, whatever the batch: joined draws would share one.
+        for outputs in blocks if isinstance(head, KendallGalHead) else _joined(blocks):
             flat = outputs.flatten(0, 1)
             shape = outputs.shape[:2]
             probs = head.probs(flat).unflatten(0, shape)

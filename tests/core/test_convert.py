@@ -443,3 +443,33 @@ def test_layers_kept_a_second_time_are_replaced_there_too():
     back = dubito.to_deterministic(twin)
     x = torch.randn(2, 4)
     torch.testing.assert_close(back(x), network(x))
+
+
+def test_weights_stay_tied_when_the_layers_are_converted_one_after_the_other():
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    network[1].weight = network[0].weight
+    half = dubito.to_bayesian(network, only="0", initial_std=0.2)
+    whole = dubito.to_bayesian(half, only="1")
+    assert whole[0].weight_mean is whole[1].weight_mean
+    assert whole[0].weight_rho is whole[1].weight_rho
+    assert whole[0].bias_rho is not whole[1].bias_rho
+    torch.testing.assert_close(whole[1].weight_std, torch.full((3, 3), 0.2))
+    other = dubito.to_bayesian(half, only="1", parameterization="alpha")  # which has another free parameter
+    assert other[0].weight_mean is other[1].weight_mean
+
+
+class Frozen(dict):
+    def update(self, *_, **__):
+        raise TypeError("frozen")
+
+
+def test_dictionaries_of_a_network_may_be_frozen_and_hold_themselves():
+    network = nn.Sequential(nn.Linear(2, 2))
+    kept = {"layer": network[0], "pair": (network[0], 1)}
+    kept["self"] = [kept]
+    network.config, network.kept = Frozen(a=1), kept
+    bayesian = dubito.to_bayesian(network)
+    assert bayesian.config == {"a": 1}
+    assert bayesian.kept["layer"] is bayesian[0]
+    assert bayesian.kept["pair"] == (bayesian[0], 1)
+    assert bayesian.kept["self"][0] is bayesian.kept

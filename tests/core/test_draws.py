@@ -309,3 +309,61 @@ def test_the_default_device_is_not_where_seeds_are_made():
     with torch.device("meta"):
         found = dubito.predict(model, x, generator=seeded()).probs
     assert torch.equal(found, expected)
+
+
+class InPlace(nn.Module):
+    """A network that changes what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = dubito.BayesLinear(4, 3, initial_std=1e-6)
+
+    def forward(self, x):
+        x -= 0.5
+        return self.layer(x.relu_())
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize("route", ["loop", "stacked", "weights"])
+def test_a_network_that_works_in_place_gets_the_images_as_they_are_in_every_draw(route, inference):
+    network = dubito.attach_head(InPlace().eval(), "softmax")
+    x = torch.randn(6, 4)
+    layer = network.layer
+    expected = torch.softmax((x - 0.5).relu() @ layer.weight_mean.T + layer.bias_mean, 1)
+    with torch.inference_mode(inference):
+        given = x.clone()
+        found = dubito.predict(network, given, 20, route=route)
+        assert torch.equal(given, x)
+        torch.testing.assert_close(found.probs, expected, rtol=1e-4, atol=1e-4)
+        assert found.epistemic.max() < 1e-8
+
+
+@pytest.mark.parametrize("size", [4, 200], ids=["small", "large"])
+def test_layers_with_tied_weights_have_the_same_ones_within_a_draw(size):
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(size, size), nn.Linear(size, size)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.a(x) - self.b(x)
+
+    network = dubito.to_bayesian(Difference(), head="softmax", initial_std=0.5)
+    network.a.bias_rho.data.fill_(-40.0)
+    network.b.bias_rho.data.fill_(-40.0)
+    x = torch.randn(MANY, size)
+    assert dubito.predict(network, x, 20, route="weights").epistemic.max() < 1e-9
+    network.b.weight_rho = nn.Parameter(network.b.weight_rho.detach().clone())  # another posterior with the same means
+    assert dubito.predict(network, x, 20, route="weights").epistemic.mean() > 1e-6
+
+
+def test_the_noise_of_a_random_head_does_not_depend_on_how_images_are_grouped():
+    network = dubito.attach_head(dubito.BayesLinear(8, 20, initial_std=0.3), "kendall_gal")
+    x = torch.randn(256, 8)
+
+    def probs(batch_size):
+        generator = torch.Generator().manual_seed(3)
+        return dubito.predict(network, x, 20, route="weights", generator=generator, batch_size=batch_size).probs
+
+    torch.testing.assert_close(probs(256), probs(32), rtol=1e-5, atol=1e-6)

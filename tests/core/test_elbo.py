@@ -275,3 +275,34 @@ def test_gradients_of_every_example_by_vmap():
     rows = torch.func.vmap(torch.func.grad(nll), (None, 0, 0))(parameters, inputs, targets)
     total = -model.probability_head.log_likelihood(model(inputs), targets).sum()
     torch.testing.assert_close(rows["weight"].sum(0), torch.autograd.grad(total, model.weight)[0])
+
+
+def test_the_free_energy_can_be_transformed_by_torch_func_with_respect_to_anything():
+    torch.manual_seed(0)
+    network = dubito.attach_head(dubito.BayesLinear(4, 3, dtype=torch.float64), "softmax")
+    x, labels = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+
+    def loss(x, **means):
+        torch.manual_seed(1)
+        with torch.nn.utils.stateless._reparametrize_module(network, means):
+            return ELBO(10)(network, x, labels).loss
+
+    means = {"weight_mean": network.weight_mean.detach(), "bias_mean": network.bias_mean.detach()}
+    of_x = torch.func.grad(loss)(x)
+    of_means = torch.func.grad(lambda means: loss(x, **means))(means)
+    given = x.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(given), (given, network.weight_mean, network.bias_mean))
+    for found, wanted in zip((of_x, of_means["weight_mean"], of_means["bias_mean"]), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_several_gradients_at_once_are_those_one_by_one():
+    torch.manual_seed(0)
+    network = dubito.attach_head(dubito.BayesLinear(4, 3), "softmax")
+    terms = ELBO(10)(network, torch.randn(5, 4), torch.randint(3, (5,)))
+    for term in (terms.nll, terms.kl, terms.loss):
+        alone = torch.autograd.grad(term, network.parameters(), retain_graph=True)
+        factors = torch.tensor([1.0, -2.0])
+        many = torch.autograd.grad(term, network.parameters(), factors, retain_graph=True, is_grads_batched=True)
+        for one, both in zip(alone, many, strict=True):
+            torch.testing.assert_close(both, torch.stack([one, -2 * one]))

@@ -257,3 +257,27 @@ def test_option_of_another_estimator_is_refused():
         make_estimator("local", draws=3)
     with pytest.raises(OptionError, match="is complete, but got draws beside it"):
         make_estimator(Weight(), draws=3)
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("parameterization", ["std", "alpha"])
+@pytest.mark.parametrize("name", ["local", "weight", "flipout"])
+def test_gradients_that_can_be_differentiated_are_the_same_gradients(name, parameterization, twice):
+    """Also where what a layer is given depends on its own parameters: a standard deviation, or its earlier output."""
+    torch.manual_seed(0)
+    options = {"estimator": name, "parameterization": parameterization, "initial_std": 0.3}
+    layer = dubito.BayesLinear(4, 4, **options, dtype=torch.float64)
+    x = torch.randn(6, 4, dtype=torch.float64)
+
+    def loss(*parameters):
+        torch.manual_seed(1)
+        given = dict(zip(names, parameters, strict=True))
+        first = torch.func.functional_call(layer, given, x)
+        return (torch.func.functional_call(layer, given, first.tanh()) if twice else first).square().sum()
+
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    plain = torch.autograd.grad(loss(*parameters), parameters)
+    again = torch.autograd.grad(loss(*parameters), parameters, create_graph=True)
+    for a, b in zip(plain, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert torch.autograd.gradgradcheck(loss, parameters)

@@ -197,6 +197,17 @@ def test_max_pooling_has_clarks_moments_in_every_window():
     torch.testing.assert_close(pair.variance, spread)
 
 
+@pytest.mark.parametrize("options", [(2, 2), (3, 2, 1), (2, 2, 0, 2), (3, 3, 0, 2), ((2, 3), (2, 3), 0, (1, 2))])
+def test_without_variance_the_way_back_through_max_pooling_is_its_gradient(options):
+    x = randn(2, 3, 9, 8)
+    found = F.max_pool2d(Moments(x, torch.full_like(x, 1e-20)), *options)
+    ((_, pull),) = found.links
+    rows = randn(2, 1, *found.expected.shape[1:], seed=1)
+    given = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.max_pool2d(given, *options), given, rows[:, 0])
+    torch.testing.assert_close(pull(rows)[:, 0], expected)
+
+
 def test_shares_of_a_window_sum_to_one_and_lead_back_to_their_cells():
     """With rows of ones, the way back through max pooling counts how often each cell is the largest, in sum once."""
     x = Moments(randn(2, 3, 8, 8), rand(2, 3, 8, 8, seed=1))

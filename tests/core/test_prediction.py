@@ -385,3 +385,18 @@ def test_a_stack_of_copies_is_told_as_such():
 
     with pytest.raises(ShapeError, match=r"from inputs of shape \(20, 4\) \(every image 10 times\)"):
         dubito.predict(Summed(), torch.ones(2, 4), samples=10, head="softmax", route="stacked")
+
+
+def test_a_network_may_have_a_part_that_is_called_predictor():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.predictor = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.predictor(x)
+
+    network = dubito.to_bayesian(Named(), head="softmax", initial_std=1e-6)
+    x = torch.randn(2, 4)
+    expected = torch.softmax(x @ network.predictor.weight_mean.T + network.predictor.bias_mean, 1)
+    torch.testing.assert_close(dubito.predict(network, x).probs, expected, rtol=1e-4, atol=1e-5)

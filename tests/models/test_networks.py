@@ -229,3 +229,14 @@ def test_images_of_another_size_are_told_what_is_wanted():
         build("lenet5")(torch.zeros(2, 1, 28, 28))
     with pytest.raises(ShapeError, match=r"torch.uint8, but the network takes floats, normalised as in its training"):
         build("lenet5")(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))
+
+
+def test_an_empirical_prior_is_centred_on_the_weights_that_training_starts_from():
+    torch.manual_seed(0)
+    network = build("lenet5", prior="empirical")
+    for _ in range(2):
+        for layer in network:
+            if isinstance(layer, BayesLayer):
+                assert torch.equal(layer.prior.weight_mean, layer.weight_mean)
+                torch.testing.assert_close(layer.prior.weight_std, layer.weight_mean.square().mean().sqrt())
+        initialize(network, torch.randn(32, 1, 32, 32))

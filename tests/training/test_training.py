@@ -24,7 +24,7 @@ from dubito.errors import DataError, NonFiniteError, OptionError, RunError
 from dubito.layers import BayesLayer
 from dubito.models import build
 from dubito.training import Classifier, ImageData, InterruptedTraining, Run, configure, resume, train
-from dubito.training.classifier import Progress, one_cycle
+from dubito.training.classifier import Progress, centralize_gradients, one_cycle
 from dubito.training.run import write_atomically
 
 SMALL = {"data": "digits", "batch_size": 256, "epochs": 3, "validation_samples": 2}
@@ -532,3 +532,36 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         write_atomically(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bayesian", [False, True])
+def test_gradients_of_transposed_convolutions_are_centralized_over_the_inputs_too(bayesian: bool, groups: int) -> None:
+    torch.manual_seed(0)
+    kind = dubito.BayesConvTranspose2d if bayesian else torch.nn.ConvTranspose2d
+    layer = kind(4, 6, 2, groups=groups)
+    layer(torch.randn(3, 4, 5, 5)).square().sum().backward()
+    gradient = layer.weight.grad
+    before = gradient.clone()
+    centralize_gradients(layer)
+    for group in range(groups):
+        rows = slice(group * 4 // groups, (group + 1) * 4 // groups)
+        for output in range(6 // groups):
+            part = before[rows, output]
+            torch.testing.assert_close(gradient[rows, output], part - part.mean())
+
+
+def test_data_without_a_length_asks_for_the_number_of_batches(tmp_path: Path) -> None:
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.zeros(1, 32, 32), 0
+
+    network = build("lenet5", num_classes=10, in_channels=1)
+    options = {"max_steps": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(**options, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path)
+    with pytest.raises(OptionError, match="batches_per_epoch"):
+        trainer.fit(Classifier(network, num_data=8, epochs=1), DataLoader(Endless(), batch_size=4))
+    trainer = pl.Trainer(**options, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path)
+    trainer.fit(Classifier(network, num_data=8, epochs=1, batches_per_epoch=2), DataLoader(Endless(), batch_size=4))
+    assert trainer.global_step == 2

@@ -70,6 +70,7 @@ def _initialize_layer(layer: nn.Module, x: Tensor, spread: float) -> Tensor:
     bias.copy_(-output.mean(axes) * scale)
     if isinstance(layer, BayesLayer):
         layer.set_std(layer.initial_std)
+        layer.bind_prior()  # to these means, not to those of before
     return _mean_output(layer, x)
 
 

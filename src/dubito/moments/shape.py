@@ -120,7 +120,7 @@ def unslide(
 ) -> Tensor:
     """Rows (B, R, C, H, W) for each place in the window, added up where they come from."""
     rows, channels, places = parts[0].shape[:2], shape[1], parts[0].shape[3:]
-    if kernel == stride and not any(padding):  # windows side by side: the general way is slow
+    if kernel == stride and not any(padding) and set(dilation) == {1}:  # windows side by side: the general way is slow
         blocks = torch.stack(parts, -1).unflatten(-1, kernel)
         whole = blocks.permute(0, 1, 2, 3, 5, 4, 6).reshape(
             *rows, channels, places[0] * kernel[0], places[1] * kernel[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import pytorch_lightning as pl
 import torch
@@ -12,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 from dubito.data.batches import key_seed
 from dubito.elbo import ELBO, KLSchedule
-from dubito.errors import NonFiniteError
+from dubito.errors import NonFiniteError, OptionError
 from dubito.layers import BayesLayer
 from dubito.prediction import predict
 
@@ -73,7 +74,10 @@ def centralize_gradients(network: nn.Module) -> None:
     for layer in network.modules():
         weight = layer.weight_mean if isinstance(layer, BayesLayer) else getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() > 1 and weight.grad is not None:
-            weight.grad.sub_(weight.grad.mean(tuple(range(1, weight.dim())), keepdim=True))
+            filters = weight.grad.unsqueeze(0)  # groups, outputs, inputs, ...
+            if getattr(layer, "transposed", False):
+                filters = weight.grad.unflatten(0, (cast(int, layer.groups), -1)).transpose(1, 2)
+            filters.sub_(filters.mean(tuple(range(2, filters.dim())), keepdim=True))
 
 
 class Classifier(pl.LightningModule):
@@ -144,7 +148,12 @@ class Classifier(pl.LightningModule):
 
     @property
     def _num_batches(self) -> int:
-        return self.batches_per_epoch or int(self.trainer.num_training_batches)
+        if self.batches_per_epoch:
+            return self.batches_per_epoch
+        counted = self.trainer.num_training_batches
+        if math.isinf(counted):
+            raise OptionError("The training data has no length, so give Classifier its batches_per_epoch.")
+        return int(counted)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The free energy of one minibatch."""
