@@ -301,7 +301,7 @@ CLAIMS = (
         "section 4.2, figure 3, of one image",
         "largest value less than 1.05 times the smallest",
         lambda contents: _noise(contents, "batch"),
-        "The mean of many is constant by arithmetic.",
+        "The mean of p is 1/B by arithmetic; that of p (1 - p) is near it while no image takes much of a class.",
     ),
     Claim(
         "Softmax cannot give probabilities that are zero in practice.",

@@ -214,9 +214,10 @@ def _section(name: str, content: dict[str, Any] | None, link: str, results: Path
     if name == "noise":
         parts.append(
             "Over a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, "
-            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B): 0.000999 at B = 1,000, the paper's constant. That B "
-            "was 1,000 is inferred from this number alone; the appendix's batch of 128 would give "
-            f"{(1 - 1 / 128) / 128:.6f}. One image among the others of its batch is not constant. "
+            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B), as long as no image takes much of a class: 0.000999 "
+            "at B = 1,000, the paper's constant. That B was 1,000 is inferred from this number alone; the appendix's "
+            f"batch of 128 would give {(1 - 1 / 128) / 128:.6f}. One image among the others of its batch is not "
+            "constant. "
             "Over the classes, aleatoric uncertainty is a property of the image."
         )
     parts += [f"![{title}]({link}/{file})" for file, title in FIGURES[name] if (results / file).exists()]

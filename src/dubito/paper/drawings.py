@@ -94,7 +94,8 @@ def _curves(axes: Axes, curves: dict[str, list[dict[str, float]]], quantity: str
         validation = [factor * row[f"val_{quantity}"] for row in rows]
         training = [factor * row[f"train_{quantity}"] for row in rows]
         axes.plot(epochs, validation, color=color, marker=marker, label=titles[inference])
-        axes.plot(epochs, training, color=color, marker=marker, linestyle=(0, (3, 1.5)), linewidth=1)
+        hollow: dict[str, Any] = {"marker": marker, "markerfacecolor": "white"}  # a single epoch has no line
+        axes.plot(epochs, training, color=color, linestyle=(0, (3, 1.5)), linewidth=1, **hollow)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
     axes.set_ylabel("accuracy, %" if quantity == "accuracy" else "NLL (nats)")
