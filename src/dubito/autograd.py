@@ -14,6 +14,7 @@ from dubito.softplus import at_least_single
 __all__ = [
     "differentiable_gradients",
     "has_values",
+    "not_a_view",
     "runs_eagerly",
     "self_product",
     "sum_of_squares",
@@ -66,6 +67,14 @@ def differentiable_gradients(
     wanted = [tensor for tensor, need in zip(own, needs, strict=True) if need and tensor is not None]
     found = iter(torch.autograd.grad(function(*own), wanted, gradient, create_graph=True))
     return tuple(next(found) if need else None for need in needs)
+
+
+def not_a_view(tensor: Tensor) -> Tensor:
+    """The same numbers in the same memory, as what an autograd function may give: its views refuse changes in place."""
+    if not tensor._is_view():
+        return tensor
+    whole: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    return whole
 
 
 ROW, FEW = 1 << 10, 1 << 15

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from dubito.layers import (
 )
 from dubito.posterior import Parameterization
 
-__all__ = ["Choice", "obstacle", "to_bayesian", "to_deterministic"]
+__all__ = ["Choice", "deep_copy", "obstacle", "to_bayesian", "to_deterministic"]
 
 TWINS: dict[type[nn.Module], type[BayesLayer]] = {
     nn.Linear: BayesLinear,
@@ -48,6 +48,7 @@ TWINS: dict[type[nn.Module], type[BayesLayer]] = {
 }
 """The Bayesian twin of each layer of torch. Subclasses are left alone: others rely on what they add."""
 
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 """Picks layers: by a pattern of names, by a type, or by a function of name and layer."""
 
@@ -96,10 +97,10 @@ def to_bayesian(
     >>> [type(layer).__name__ for layer in to_bayesian(network, last_layer=True)]
     ['Conv2d', 'Softplus', 'Flatten', 'BayesLinear']
     """
-    if any(not bool(p.isfinite().all()) for p in module.parameters() if not p.is_meta and not is_lazy(p)):
+    if any(not bool(p.isfinite().all()) for p in module.parameters() if _can_be_looked_at(p)):
         raise NonFiniteError(f"The network cannot be made Bayesian: {describe_non_finite(module)}")
     chosen = _choose(module, only, last_layer)
-    network = module if inplace else _copy(module)
+    network = module if inplace else deep_copy(module)
     earlier = [part for part in network.modules() if isinstance(part, BayesLayer)]
     stds = {(id(q.mean), part.parameterization): q.free for part in earlier for q in part.posteriors().values()}
     layers = [network.get_submodule(name) for name in chosen]
@@ -124,7 +125,7 @@ def to_deterministic(
     >>> type(back[0]).__name__, back[0].weight.equal(network[0].weight)
     ('Linear', True)
     """
-    network = module if inplace else _copy(module)
+    network = module if inplace else deep_copy(module)
     drawn: dict[tuple[int, int], nn.Parameter] = {}
     plain: dict[int, nn.Module] = {}
     for name, layer in network.named_modules():
@@ -187,6 +188,11 @@ def _choose(module: nn.Module, only: Choice | Sequence[Choice] | None, last_laye
     return able[-1:] if last_layer else able
 
 
+def _can_be_looked_at(parameter: Tensor) -> bool:
+    ordinary = not is_lazy(parameter) and not parameter.is_meta and parameter.layout is torch.strided
+    return ordinary and parameter.dtype.itemsize > 1  # torch cannot say of float8 whether it is finite
+
+
 def _is_convertible(module: nn.Module) -> bool:
     return type(module) in TWINS and obstacle(module) is None
 
@@ -236,16 +242,25 @@ def _refusals(names: Iterable[str], named: dict[str, nn.Module], else_say: str =
     return ": " + "; ".join(shown) + more + "."
 
 
-def _copy(module: nn.Module) -> nn.Module:
-    """A deep copy, also of layers whose weight is computed: torch does not copy tensors with a history."""
-    computed = {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    memo: dict[int, Any] = dict(computed)
+def deep_copy(module: ModuleType) -> ModuleType:
+    """A copy, also of what holds tensors that are computed, such as weights: torch copies none with a history."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _TORCHS_OWN:
+                memo |= {id(tensor): tensor.detach().clone() for tensor in _computed(value, set())}
     return copy.deepcopy(module, memo)
+
+
+def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors with a history in a value and in the dictionaries, lists and tuples inside it."""
+    if isinstance(value, Tensor):
+        if not value.is_leaf:
+            yield value
+    elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+        seen.add(id(value))  # it may hold itself
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _computed(part, seen)
 
 
 def _substitute(module: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:

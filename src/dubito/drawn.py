@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import differentiable_gradients
+from dubito.autograd import differentiable_gradients, not_a_view
 from dubito.linear_maps import LinearMap
 from dubito.noise import standard_normal_like
 
@@ -70,7 +70,7 @@ class _Drawn(torch.autograd.Function):
             outputs.append(linear_map(group, weight, bias))
         ctx.linear_map, ctx.draws, ctx.antithetic = linear_map, draws, antithetic
         ctx.save_for_backward(x, mean, bias_mean, std, bias_std, *(tensor for pair in noises for tensor in pair))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return not_a_view(outputs[0]) if len(outputs) == 1 else torch.cat(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

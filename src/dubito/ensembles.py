@@ -77,17 +77,22 @@ class Ensemble(nn.Module, PredictsItself):
 
         A member counts as much as any other, however many draws it has.
         """
-        heads = self.heads
+        heads: Sequence[str | Head | None] = self.heads
         if head is not None:
             heads = tuple(_probability_head(member, head, number) for number, member in enumerate(self.members))
+        # An ensemble in the ensemble has members with heads of their own.
+        pairs = zip(self.members, heads, strict=True)
+        heads = [head if isinstance(member, PredictsItself) else own for member, own in pairs]
+        if options["dropout"] is None and getattr(self, "draws_dropout", False):
+            options["dropout"] = True
         if generator is None:  # one for all members, whose noise would be the same otherwise
             with torch.random.fork_rng(devices=[]):
                 seed = int(torch.randint(2**62, (), device="cpu"))
             generator = torch.Generator("cpu").manual_seed(seed)
         with ExitStack() as contexts:
             predictors = [
-                contexts.enter_context(predictor(member, head=head, generator=generator, **options))
-                for member, head in zip(self.members, heads, strict=True)
+                contexts.enter_context(predictor(member, head=own, generator=generator, **options))
+                for member, own in zip(self.members, heads, strict=True)
             ]
             yield lambda batch: pool([predicted(batch) for predicted in predictors], [1.0] * len(predictors))
 
@@ -109,7 +114,7 @@ def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) ->
 
 
 def _probability_head(member: nn.Module, head: str | Head | None, number: int) -> ClassificationHead:
-    chosen = resolve_head(member, head)
+    chosen = resolve_head(member, None if isinstance(member, PredictsItself) else head)
     if not isinstance(chosen, ClassificationHead) or isinstance(chosen, KendallGalHead):
         raise OptionError(
             f"Member {number} of the ensemble ({type(member).__name__}) has the {chosen.name} head, but members need "

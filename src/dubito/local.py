@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import differentiable_gradients
+from dubito.autograd import differentiable_gradients, not_a_view
 from dubito.linear_maps import LinearMap
 from dubito.noise import standard_normal_like
 
@@ -63,7 +63,7 @@ class _Local(torch.autograd.Function):
         torch.threshold_(deviation, floor * (1 + 1e-6), math.inf)
         ctx.linear_map = linear_map
         ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise.div_(deviation))
-        return output
+        return not_a_view(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

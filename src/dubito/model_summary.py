@@ -85,9 +85,11 @@ def summary(module: nn.Module) -> Summary:
     (1) to_bayesian was not asked to convert it
     (2) normalisation stays as it is
     """
-    rows = []
+    rows, counted = [], set[int]()
     for name, part in module.named_modules():
-        own = dict(part.named_parameters(recurse=False))
+        # Tied weights count where they first appear.
+        own = {key: p for key, p in part.named_parameters(recurse=False) if id(p) not in counted}
+        counted.update(map(id, own.values()))
         if isinstance(part, BayesLayer):
             weights = sum(parameter.numel() for key, parameter in own.items() if key.endswith("_mean"))
             rows.append(Row(name, type(part).__name__, weights, True, None))

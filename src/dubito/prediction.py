@@ -26,7 +26,7 @@ from dubito.layers import BayesLayer, posteriors_kept
 from dubito.moments import Propagate, predict_moments
 from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
 
-__all__ = ["PredictionMethod", "Predictor", "PredictsItself", "predict", "predictor"]
+__all__ = ["PredictionMethod", "Predictor", "PredictsItself", "drawn_dropout", "predict", "predictor"]
 
 
 class PredictionMethod(str, Enum):
@@ -152,20 +152,21 @@ def _predictor(
         raise OptionError(
             f"predict got the {chosen.name} head, but gives class probabilities: use a classification head."
         )
-    dropout = bool(getattr(model, "draws_dropout", False)) if dropout is None else dropout
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     propagate, draws = Propagate(), None
 
     def predicted(batch: Tensor) -> Prediction:
         nonlocal draws
         batch = batch.to(device)
-        if method is PredictionMethod.MOMENTS:
-            return predict_moments(model, batch, chosen, covariance=covariance, propagate=propagate)
-        if draws is None:
-            draws = make_draws(route, model, samples, generator, len(batch), batch_size, estimator is None)
-        return _predict_batch(draws, batch, chosen, covariance)
+        # For this batch alone: members of an ensemble may have layers in common, but not their modes.
+        with _drawing(model, estimator, dropout):
+            if method is PredictionMethod.MOMENTS:
+                return predict_moments(model, batch, chosen, covariance=covariance, propagate=propagate)
+            if draws is None:
+                draws = make_draws(route, model, samples, generator, len(batch), batch_size, estimator is None)
+            return _predict_batch(draws, batch, chosen, covariance)
 
-    with torch.no_grad(), _drawing(model, estimator, dropout), _isolated_random_state(device), posteriors_kept(model):
+    with torch.no_grad(), _isolated_random_state(device), posteriors_kept(model):
         yield predicted
 
 
@@ -203,17 +204,23 @@ def _joined(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
         yield waiting[0] if len(waiting) == 1 else torch.cat(waiting)
 
 
+def drawn_dropout(model: nn.Module, asked: bool | None = None) -> list[nn.Module]:
+    """The dropout layers that a prediction draws: all, none, or those of the parts that are MC dropout."""
+    parts = list(model.modules()) if asked is None else [model] if asked else []
+    roots = [part for part in parts if asked or getattr(part, "draws_dropout", False)]
+    return [module for root in roots for module in root.modules() if isinstance(module, _DropoutNd)]
+
+
 @contextmanager
-def _drawing(model: nn.Module, given: str | Estimator | None, dropout: bool) -> Iterator[None]:
+def _drawing(model: nn.Module, given: str | Estimator | None, dropout: bool | None) -> Iterator[None]:
     """Inside, the network is in evaluation mode but draws; afterwards every module has its mode back."""
     layers = [layer for layer in model.modules() if isinstance(layer, BayesLayer)]
     chosen = None if given is None else make_estimator(given)
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        for module, _ in modes:
-            if dropout and isinstance(module, _DropoutNd):
-                module.train()
+        for module in drawn_dropout(model, dropout):
+            module.train()
         with forced({layer: chosen or layer.forced_estimator or layer.estimator for layer in layers}):
             yield
     finally:

@@ -9,13 +9,13 @@ On disk a pruned tensor is a bit for each weight and the values of those that ar
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dubito.convert import deep_copy
 from dubito.errors import OptionError
 from dubito.estimators import estimator
 from dubito.layers import BayesLayer, BayesLinear
@@ -51,8 +51,8 @@ def prune(module: ModuleType, sparsity: float, *, inputs: Tensor | None = None, 
     """
     if not 0 <= sparsity < 1:
         raise OptionError(f"sparsity is {sparsity}, but must be a share of the weights: at least 0 and below 1.")
-    network = module if inplace else copy.deepcopy(module)
-    original = copy.deepcopy(module) if inplace and inputs is not None else module
+    network = module if inplace else deep_copy(module)
+    original = deep_copy(module) if inplace and inputs is not None else module
     posteriors = _posteriors(network)
     ratios = torch.cat([signal_to_noise(q).flatten().cpu() for q in posteriors])
     gone = torch.zeros(len(ratios), dtype=torch.bool)

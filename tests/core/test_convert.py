@@ -473,3 +473,34 @@ def test_dictionaries_of_a_network_may_be_frozen_and_hold_themselves():
     assert bayesian.kept["layer"] is bayesian[0]
     assert bayesian.kept["pair"] == (bayesian[0], 1)
     assert bayesian.kept["self"][0] is bayesian.kept
+
+
+class Caching(nn.Module):
+    """Keeps what it has computed, as some networks do with position biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table, self.cache = nn.Linear(3, 3), nn.Parameter(torch.ones(3)), {}
+
+    def forward(self, x):
+        self.cache["bias"] = [2 * self.table]
+        return self.layer(x) + self.cache["bias"][0]
+
+
+@pytest.mark.parametrize("change", [dubito.to_bayesian, dubito.to_deterministic, lambda n: dubito.prune(n, 0.5)])
+def test_networks_that_keep_computed_tensors_are_copied(change):
+    network = Caching() if change is dubito.to_bayesian else dubito.to_bayesian(Caching())
+    network(torch.ones(1, 3))
+    copied = change(network)
+    torch.testing.assert_close(copied.cache["bias"][0], torch.full((3,), 2.0))
+    assert not copied.cache["bias"][0].requires_grad
+    assert network.cache["bias"][0].requires_grad  # the original is as it was
+    copied(torch.ones(1, 3)).sum().backward()
+
+
+def test_parameters_of_which_torch_cannot_tell_whether_they_are_finite_are_left_alone():
+    network = nn.Sequential(nn.Linear(3, 3))
+    network.scale = nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False)
+    assert isinstance(dubito.to_bayesian(network)[0], dubito.BayesLinear)
+    network.table = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)  # which torch cannot copy
+    assert isinstance(dubito.to_bayesian(network, inplace=True)[0], dubito.BayesLinear)

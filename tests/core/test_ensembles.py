@@ -143,3 +143,54 @@ def test_a_prediction_refuses_the_head_that_the_ensemble_refuses():
     members = [nn.Linear(4, 6) for _ in range(2)]
     with pytest.raises(OptionError, match="has the kendall_gal head"):
         dubito.predict(dubito.ensemble(members, head="softmax"), X, head="kendall_gal")
+
+
+def with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    return dubito.attach_head(
+        nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3)).eval(), "softmax"
+    )
+
+
+def test_members_that_share_layers_draw_each_in_its_own_way():
+    """A point estimate beside its own MC dropout: the mixture of the two has half the second's variance, and more."""
+    network = with_dropout()
+    drawing, x = dubito.mc_dropout(network), torch.randn(5, 4)
+
+    def predicted(model):
+        return dubito.predict(model, x, 2000, generator=torch.Generator().manual_seed(0))
+
+    fixed, drawn = predicted(network), predicted(drawing)
+    between = ((fixed.probs - drawn.probs) / 2).square().mean(1)
+    for members in ([network, drawing], [drawing, network]):
+        torch.testing.assert_close(
+            predicted(dubito.ensemble(members)).epistemic, drawn.epistemic / 2 + between, rtol=0.1, atol=1e-5
+        )
+    assert not any(part.training for part in network.modules())
+
+
+def test_an_ensemble_of_ensembles_is_that_of_all_members_with_their_own_heads():
+    members, x = [nn.Linear(4, 3) for _ in range(4)], torch.randn(5, 4)
+    flat = dubito.ensemble(members, head="softplus")
+    nested = dubito.ensemble(
+        [dubito.ensemble(members[:2], head="softplus"), dubito.ensemble(members[2:], head="softplus")]
+    )
+    expected, found = dubito.predict(flat, x), dubito.predict(nested, x)
+    torch.testing.assert_close(found.probs, expected.probs)
+    torch.testing.assert_close(found.epistemic, expected.epistemic)
+    torch.testing.assert_close(nested(x), flat(x))
+    other = dubito.predict(nested, x, head="softmax")
+    torch.testing.assert_close(other.probs, dubito.predict(dubito.ensemble(members, head="softmax"), x).probs)
+
+
+def test_mc_dropout_of_an_ensemble_and_inside_another_network_draws():
+    network, x = with_dropout(), torch.randn(5, 4)
+
+    def epistemic(model):
+        return dubito.predict(model, x, 50, generator=torch.Generator().manual_seed(0)).epistemic
+
+    expected = epistemic(dubito.ensemble([dubito.mc_dropout(network)]))
+    assert expected.min() > 0
+    torch.testing.assert_close(epistemic(dubito.mc_dropout(dubito.ensemble([network]))), expected)
+    wrapped = dubito.attach_head(nn.Sequential(nn.Dropout(0.9), dubito.mc_dropout(network)).eval(), "softmax")
+    torch.testing.assert_close(epistemic(wrapped), epistemic(dubito.mc_dropout(network)))  # the other layer rests

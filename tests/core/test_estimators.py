@@ -281,3 +281,20 @@ def test_gradients_that_can_be_differentiated_are_the_same_gradients(name, param
     for a, b in zip(plain, again, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert torch.autograd.gradgradcheck(loss, parameters)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(8, 16), (4, 7, 8)), (nn.Conv2d(8, 8, 3, padding=1), (64, 8, 2, 2)), (nn.Linear(8, 16), (4, 8))],
+    ids=["rows", "tiny maps", "plain"],
+)
+@pytest.mark.parametrize("name", ["local", "weight", "flipout"])
+def test_what_comes_after_a_layer_may_work_in_place(name, layer, shape):
+    gradients = []
+    for inplace in (True, False):
+        network = dubito.to_bayesian(nn.Sequential(layer, nn.ReLU(inplace=inplace)), estimator=name)
+        torch.manual_seed(0)
+        network(torch.randn(shape)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)

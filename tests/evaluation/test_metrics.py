@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sklearn
@@ -11,6 +12,7 @@ import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.evaluation import metrics
 from dubito.evaluation.bootstrap import Ranking, bootstrap_means, interval, replicate, resamples
+from dubito.evaluation.comparison import _row
 from dubito.evaluation.summary import Statistics, plain
 
 
@@ -282,6 +284,32 @@ def test_the_interval_of_a_calibration_error_holds_its_estimate():
     assert float(replicates.mean()) > estimate
     low, high = interval(replicates, estimate=estimate)
     assert low < estimate < high
+
+
+def test_intervals_of_differences_in_calibration_cover_what_they_say():
+    """A calibrated network beside one that is 4 points too sure: 95 % intervals of the expected difference.
+
+    Of 100 intervals 95 should hold it, with a standard error of 2.2; four of them are allowed.
+    """
+
+    def pair(seed):
+        generator = torch.Generator().manual_seed(seed)
+        sure = torch.rand(500, generator=generator) * 0.35 + 0.55
+        labels = (torch.rand(500, generator=generator) > sure).long()
+        return [Statistics(dubito.decompose(torch.stack([p, 1 - p], 1)[None]), labels) for p in (sure, sure + 0.04)]
+
+    def errors(networks):
+        return [network.estimates()["ece"] for network in networks]
+
+    expected = np.mean([b - a for a, b in (errors(pair(1000 + seed)) for seed in range(300))])
+    covered = 0
+    for seed in range(100):
+        networks = pair(seed)
+        row = _row("ece", errors(networks), [network.replicates(200, seed)["ece"] for network in networks])
+        low, high = row.difference_intervals[1]
+        assert low <= row.differences[1] <= high
+        covered += low <= expected <= high
+    assert covered >= 95 - 4 * 2.2
 
 
 def test_intervals_ignore_resamples_without_a_value():

@@ -188,3 +188,51 @@ def test_point_estimates_have_nothing_to_draw(tiny, data, what: str) -> None:
 def test_ensembles_are_exported_one_by_one(tiny, data) -> None:
     with pytest.raises(OptionError, match="The network is an Ensemble of several; export its members one by one"):
         export(dubito.ensemble([tiny(), tiny()]), data)
+
+
+def test_dropout_that_is_shared_is_drawn_under_all_its_names(data, images) -> None:
+    torch.manual_seed(0)
+    drop = nn.Dropout(0.5)
+    size = images(1)[0].numel()
+    layers = [nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), drop, nn.Linear(32, 32), nn.ReLU(), drop, nn.Linear(32, 3)]
+    network = dubito.mc_dropout(nn.Sequential(*layers), head="softmax").eval()
+    graph = make_graph(network, data, "draws", 200)
+    inputs = normalize(images(3), data.mean, data.std)
+    torch.manual_seed(1)
+    many = torch.stack([dict(zip(FIELDS, graph(images(3)), strict=True))["epistemic"] for _ in range(5)])
+    expected = torch.stack([dubito.predict(network, inputs, 200).epistemic for _ in range(5)])
+    error = (many.var(0) / 5 + expected.var(0) / 5).sqrt()
+    assert ((many.mean(0) - expected.mean(0)).abs() <= 6 * error).all()
+
+
+def test_draws_of_tied_weights_are_the_same_in_all_places(data, images) -> None:
+    class Difference(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            size = images(1)[0].numel()
+            self.a, self.b = nn.Linear(size, 3, bias=False), nn.Linear(size, 3, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.a(x.flatten(1)) - self.b(x.flatten(1))
+
+    network = dubito.to_bayesian(Difference(), head="softmax", initial_std=0.5).eval()
+    graph = make_graph(network, data, "draws", 6)
+    assert dict(zip(FIELDS, graph(images(3)), strict=True))["epistemic"].max() < 1e-9
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_as_many_classes_as_names(tiny, images, format: str) -> None:
+    data = DataDescription("two", 1, ("ant", "bee"), (0.3,), (0.4,), padding=0, num_data=100)
+    with pytest.raises(OptionError, match="3 classes apart, but its data's description names 2"):
+        export(tiny(), data, format)
+
+
+@pytest.mark.parametrize("what", ["mean", "moments"])
+def test_networks_of_double_precision_are_exported(tiny, data, images, what: str) -> None:
+    network = tiny().double()
+    inputs = normalize(images(3), data.mean, data.std).double()
+    found = make_graph(network, data, what, 1)(images(3))
+    options = {"method": "moments"} if what == "moments" else {"estimator": "mean"}
+    expected = dubito.predict(network, inputs, **options)
+    torch.testing.assert_close(found[0], expected.probs.float(), rtol=1e-4, atol=1e-5)

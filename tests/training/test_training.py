@@ -565,3 +565,50 @@ def test_data_without_a_length_asks_for_the_number_of_batches(tmp_path: Path) ->
     trainer = pl.Trainer(**options, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path)
     trainer.fit(Classifier(network, num_data=8, epochs=1, batches_per_epoch=2), DataLoader(Endless(), batch_size=4))
     assert trainer.global_step == 2
+
+
+class Logged(pl.Callback):
+    """What a logger gets to see."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch:
+            self.on_train_end(trainer, pl_module)
+
+
+def test_logged_metrics_are_those_of_their_epoch(tmp_path: Path) -> None:
+    logged = Logged()
+    run = train(configure(**SMALL), tmp_path / "run", console=quiet, callbacks=[logged])
+    rows = run.metrics()
+    assert len(logged.rows) == len(rows) == 3
+    for row, seen in zip(rows, logged.rows, strict=True):
+        for name in ("train_nll", "train_accuracy", "kl", "val_nll"):
+            assert seen[name] == pytest.approx(row[name], rel=1e-5), name
+
+
+def test_training_means_begin_anew_in_every_epoch_of_a_users_trainer() -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(32, 1, 32, 32), torch.arange(32) % 3
+    module = Classifier(build("lenet5", num_classes=3), num_data=32, epochs=3)
+    counts = []
+
+    class Count(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            counts.append(pl_module.sums.images)
+
+    trainer = pl.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Count()],
+    )
+    trainer.fit(module, DataLoader(TensorDataset(images, labels), batch_size=16))
+    assert counts == [32, 32, 32]

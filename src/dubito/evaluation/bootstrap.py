@@ -59,11 +59,15 @@ def bootstrap_means(values: Tensor, bootstrap: int = 1000, seed: int = 0) -> Ten
     return replicate(lambda weights: columns @ weights.T, len(values), bootstrap, seed)
 
 
-def interval(replicates: Tensor, level: float = 0.95, estimate: float | None = None) -> tuple[float, float]:
+def interval(
+    replicates: Tensor, level: float = 0.95, estimate: float | None = None, least: float = 0.0
+) -> tuple[float, float]:
     """The percentile interval of a statistic's replicates; NaN where a resample has no value.
 
-    Resampling pushes sums of absolute values, such as a calibration error, upwards. With `estimate`, the statistic of
-    the images themselves, the interval is moved back by the mean of that shift, but not below 0.
+    Resampling pushes sums of absolute values, such as a calibration error, upwards, and its difference from another
+    network's to where that one's bins are fuller. With `estimate`, the statistic of the images themselves, the interval
+    is moved back by the mean of that shift, but not below `least`. What it then covers is the statistic's expectation
+    with so many images, which itself lies above that of infinitely many: a perfectly calibrated network's is not 0.
 
     >>> [round(edge, 6) for edge in interval(torch.arange(1001.0))]
     [25.0, 975.0]
@@ -78,7 +82,7 @@ def interval(replicates: Tensor, level: float = 0.95, estimate: float | None = N
     if estimate is None:
         return low, high
     shift = float(known.mean()) - estimate
-    return max(low - shift, 0.0), max(high - shift, 0.0)
+    return max(low - shift, least), max(high - shift, least)
 
 
 class Ranking:

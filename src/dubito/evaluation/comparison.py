@@ -5,6 +5,7 @@ All evaluations are resampled alike, so that what makes some images hard for eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,8 +133,10 @@ def _row(metric: str, values: list[float], replicates: list[torch.Tensor]) -> Co
     shifted = metric in CALIBRATION_ERRORS
     intervals = [interval(r, estimate=v if shifted else None) for v, r in zip(values, replicates, strict=True)]
     differences = [value - values[0] for value in values]
-    # Both calibration errors are pushed up alike, so their difference is left as it is.
-    apart = [interval(replicate - replicates[0]) for replicate in replicates]
+    apart = [
+        interval(replicate - replicates[0], estimate=difference if shifted else None, least=-math.inf)
+        for difference, replicate in zip(differences, replicates, strict=True)
+    ]
     return Compared(
         metric, tuple(values), tuple(intervals), tuple(differences), tuple(apart), _best(values, COMPARED[metric][1])
     )

@@ -91,7 +91,12 @@ def _to_onnx(graph: PredictionGraph, description: Description) -> bytes:
 def _program(graph: PredictionGraph, description: Description) -> torch.export.ExportedProgram:
     images = _images(description, 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _explained(graph, "a graph"):
-        graph(images)  # an error of the network itself is plainer here
+        classes = graph(images)[0].shape[1]  # an error of the network itself is plainer here
+        if classes != len(description.data.class_names):
+            raise OptionError(
+                f"The network tells {classes} classes apart, but its data's description names "
+                f"{len(description.data.class_names)}: give it one name for each class."
+            )
         any_number = {0: torch.export.Dim("batch", min=1)}
         program = torch.export.export(graph, (images,), dynamic_shapes=(any_number,), strict=False)
     for node in program.graph.nodes:

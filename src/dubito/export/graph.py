@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
-from dubito.convert import to_deterministic
+from dubito.convert import deep_copy, to_deterministic
 from dubito.draws import GivenWeights
 from dubito.errors import OptionError, choose
 from dubito.estimators import drawing_layers, forced
@@ -19,7 +17,7 @@ from dubito.head import ClassificationHead, resolve_head
 from dubito.layers import BayesLayer
 from dubito.moments import predict_moments, split_outputs
 from dubito.posterior import Parameterization, Posterior
-from dubito.prediction import PredictsItself
+from dubito.prediction import PredictsItself, drawn_dropout
 from dubito.training.run import DataDescription
 from dubito.uncertainty import Prediction
 
@@ -47,7 +45,7 @@ def make_graph(network: nn.Module, data: DataDescription, what: What | str | Non
     if samples < 1:
         raise OptionError(f"samples is {samples}, but draws need at least 1.")
     bayesian = any(isinstance(layer, BayesLayer) for layer in network.modules())
-    richest = What.MOMENTS if bayesian else What.DRAWS if _draws_dropout(network) else What.MEAN
+    richest = What.MOMENTS if bayesian else What.DRAWS if drawn_dropout(network) else What.MEAN
     kind = richest if what is None else choose(What, what, "what")
     if kind is not What.MEAN and richest is What.MEAN:
         raise OptionError(
@@ -70,6 +68,7 @@ class PredictionGraph(nn.Module, ABC):
         super().__init__()
         self.network = network.cpu().eval().requires_grad_(False)
         self.head = head
+        self.dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
         # (x / 255 - mean) / std
         for name, values in (("shift", data.mean), ("scale", data.std)):
             constant = torch.tensor(values, dtype=torch.float64).mul(255).float()
@@ -77,8 +76,8 @@ class PredictionGraph(nn.Module, ABC):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """The prediction's tensors, in the order of `OUTPUTS`."""
-        prediction = self.predict((images.to(self.shift.dtype) - self.shift) / self.scale)
-        return tuple(getattr(prediction, name) for name in OUTPUTS.values())
+        prediction = self.predict(((images.to(self.shift.dtype) - self.shift) / self.scale).to(self.dtype))
+        return tuple(getattr(prediction, name).float() for name in OUTPUTS.values())
 
     @abstractmethod
     def predict(self, inputs: Tensor) -> Prediction:
@@ -105,9 +104,8 @@ class MomentsGraph(PredictionGraph):
 
     def __init__(self, network: nn.Module, data: DataDescription, head: ClassificationHead) -> None:
         super().__init__(frozen(network), data, head)
-        for module in self.network.modules() if _draws_dropout(network) else ():
-            if isinstance(module, _DropoutNd):
-                module.train()
+        for module in drawn_dropout(self.network):
+            module.train()
 
     def predict(self, inputs: Tensor) -> Prediction:
         """From propagated moments."""
@@ -121,10 +119,10 @@ class DrawsGraph(PredictionGraph):
 
     def __init__(self, network: nn.Module, data: DataDescription, head: ClassificationHead, samples: int) -> None:
         drawing = frozen(network)
-        if _draws_dropout(network):
-            drawing = _with_drawn_masks(drawing)
+        _draw_masks(drawing)
         super().__init__(drawing, data, head)
         self.samples = samples
+        self._posteriors = _same_posteriors(drawing_layers(self.network))
 
     def predict(self, inputs: Tensor) -> Prediction:
         """One forward pass for each draw."""
@@ -133,11 +131,28 @@ class DrawsGraph(PredictionGraph):
         outputs = []
         for index in range(self.samples or 1):
             if index % 2 == 0:
-                noise = [layer.weight_noise() for layer in layers]
+                noise = _shared_noise(layers, self._posteriors)
             drawn = [layer.draw(eps, -1 if index % 2 else 1) for layer, eps in zip(layers, noise, strict=True)]
             with forced(dict.fromkeys(layers, GivenWeights(dict(zip(map(id, layers), drawn, strict=True))))):
                 outputs.append(self.network(inputs))
         return split_outputs(self.head, torch.stack(outputs))
+
+
+def _same_posteriors(layers: list[BayesLayer]) -> list[dict[str, int]]:
+    """A number for each posterior of each layer, the same for those that layers of tied weights share."""
+    numbers: dict[tuple[int, int], int] = {}
+    return [
+        {name: numbers.setdefault((id(q.mean), id(q.free)), len(numbers)) for name, q in layer.posteriors().items()}
+        for layer in layers
+    ]
+
+
+def _shared_noise(layers: list[BayesLayer], posteriors: list[dict[str, int]]) -> list[dict[str, Tensor]]:
+    noise: dict[int, Tensor] = {}
+    for layer, numbers in zip(layers, posteriors, strict=True):
+        fresh = layer.weight_noise()
+        noise |= {number: fresh[name] for name, number in numbers.items() if number not in noise}
+    return [{name: noise[number] for name, number in numbers.items()} for numbers in posteriors]
 
 
 class _DrawnMask(nn.Module):
@@ -153,19 +168,18 @@ class _DrawnMask(nn.Module):
         return x * kept / (1 - self.probability)
 
 
-def _draws_dropout(network: nn.Module) -> bool:
-    return bool(getattr(network, "draws_dropout", False))
-
-
-def _with_drawn_masks(network: nn.Module) -> nn.Module:
-    for name, module in list(network.named_modules()):
+def _draw_masks(network: nn.Module) -> None:
+    """Replace the dropout that is drawn, under all its names."""
+    drawn, masks = {id(module) for module in drawn_dropout(network)}, dict[int, _DrawnMask]()
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        if id(module) not in drawn:
+            continue
         if type(module) is nn.Dropout:
-            network.set_submodule(name, _DrawnMask(module.p))
-        elif isinstance(module, _DropoutNd):
+            network.set_submodule(name, masks.setdefault(id(module), _DrawnMask(module.p)))
+        else:
             raise OptionError(
                 f"what='draws' cannot draw the masks of {name!r} ({type(module).__name__}); export 'mean'."
             )
-    return network
 
 
 class _KnownPosterior(Posterior):
@@ -178,17 +192,19 @@ class _KnownPosterior(Posterior):
 
 def frozen(network: nn.Module) -> nn.Module:
     """A copy whose layers hold mu and sigma and nothing else: no free parameter of sigma, and no prior."""
-    network = copy.deepcopy(network).requires_grad_(False)
-    for layer in network.modules():
-        if isinstance(layer, BayesLayer):
-            _freeze(layer)
+    network = deep_copy(network).requires_grad_(False)
+    sigmas: dict[tuple[int, int], Tensor] = {}
+    for layer in [part for part in network.modules() if isinstance(part, BayesLayer)]:
+        _freeze(layer, sigmas)
     return network
 
 
-def _freeze(layer: BayesLayer) -> None:
+def _freeze(layer: BayesLayer, sigmas: dict[tuple[int, int], Tensor]) -> None:
+    """`sigmas` remembers those of layers before, for tied ones."""
     for name, q in layer.posteriors().items():
+        sigma = sigmas.setdefault((id(q.mean), id(q.free)), q.std.detach().clone())
         delattr(layer, f"{name}_{layer.parameterization.parameter}")
-        layer.register_buffer(f"{name}_sigma", q.std.detach().clone())
+        layer.register_buffer(f"{name}_sigma", sigma)
     del layer.prior
 
     def posteriors() -> dict[str, Posterior]:

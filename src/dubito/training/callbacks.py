@@ -19,7 +19,7 @@ from torch import nn
 
 from dubito.errors import DubitoError
 from dubito.layers import BayesLayer
-from dubito.training.classifier import Classifier
+from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
 from dubito.training.run import NETWORK, Run
 
@@ -112,7 +112,6 @@ class RunKeeper(pl.Callback):
         timing = {"seconds": round(sums.seconds, 2), "learning_rate": rate}
         self.rows.append({"epoch": epoch, **timing, **sums.means(), **pl_module.validation})
         self.trace += _one_weight_per_layer(pl_module.network, epoch)
-        pl_module.sums = type(sums)()
         if trainer.is_global_zero:
             if pl_module.validation["val_nll"] < self.best:
                 self.best = pl_module.validation["val_nll"]
@@ -131,7 +130,7 @@ class RunKeeper(pl.Callback):
         """Write last.safetensors."""
         notes = {
             "progress": asdict(at),
-            "sums": asdict(module.sums),
+            "sums": asdict(module.sums if at.batch else TrainingSums()),  # those of the epoch that it is in
             "rows": self.rows,
             "trace": self.trace,
             "best": self.best,

@@ -223,8 +223,9 @@ class Classifier(pl.LightningModule):
         self.log_dict(self.validation, sync_dist=False, rank_zero_only=True)
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's training means."""
+        """Log the epoch's training means, and begin anew; callbacks have seen them before."""
         self.log_dict(self.sums.means(), rank_zero_only=True)
+        self.sums = TrainingSums()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, with the L2 penalty of frequentist networks."""
