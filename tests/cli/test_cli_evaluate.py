@@ -201,3 +201,95 @@ def test_a_half_written_evaluation_is_made_again_by_compare(dubito, run: Path, f
     shutil.copytree(frequentist, "frequentist")
     assert dubito("compare", run, "frequentist", "--samples", 2, "--bootstrap", 20).code == 0
     assert Evaluation.load(run).is_current
+
+
+def black(place: str, count: int = 20, classes: int = 10) -> None:
+    Path(place).parent.mkdir(exist_ok=True)
+    np.savez(place, images=np.zeros((count, 32, 32), dtype=np.uint8), labels=np.arange(count) % classes)
+
+
+def test_an_evaluation_is_kept_also_if_nobody_reads_its_tables(dubito, run: Path, monkeypatch) -> None:
+    def gone(*arguments: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("dubito.cli.evaluate.show", gone)
+    dubito("evaluate", run, *QUICK, "--out", "metrics.json")
+    assert Evaluation.load(run).metrics == json.loads(Path("metrics.json").read_text())
+
+
+def test_what_compare_keeps_has_all_that_an_evaluation_has(dubito, run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    black("black.npz")
+    assert dubito("evaluate", run, *QUICK, "--ood", "black.npz").code == 0
+    shutil.copyfile(run / "last.safetensors", run / "best.safetensors")  # other weights
+    assert not Evaluation.load(run).is_current
+    assert dubito("compare", run, other, "--samples", 2, "--bootstrap", 50).code == 0
+    stored = Evaluation.load(run)
+    assert stored.is_current
+    assert [Path(name).name for name in stored.ood] == ["black.npz"]
+    assert [level.gamma for level in stored.noise] == [0.0, 0.2]
+    assert stored.metrics["settings"]["noise_images"] == 50
+    assert [level.gamma for level in Evaluation.load(other).noise] == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_data_given_by_a_path_is_found_from_another_folder(dubito, run: Path, tmp_path: Path, monkeypatch) -> None:
+    black("data/black.npz")
+    assert dubito("evaluate", run, *QUICK, "--ood", "data/black.npz").code == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = dubito("report", run)
+    assert result.code == 0, result.err
+    result = dubito("report", run, "--samples", 1)  # which evaluates again
+    assert result.code == 0, result.err
+    assert Evaluation.load(run).metrics["settings"]["noise_images"] == 50
+
+
+def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> None:
+    black("own.npz", 40)
+    assert dubito("train", "--data", "own.npz", "--epochs", 1, "--out", "own").code == 0
+    Path("moved").mkdir()
+    Path("own.npz").rename("moved/own.npz")
+    options = ("--samples", 1, "--bootstrap", 10, "--noise", "none", "--data", "moved/own.npz")
+    assert dubito("evaluate", "own", *options).code == 0
+    result = dubito("report", "own")
+    assert result.code == 0, result.err
+    result = dubito("evaluate", "own", *options, "--ood", Path("moved/own.npz").resolve())
+    assert result.code == 1
+    assert "is evaluated itself" in result.err
+
+
+def test_ensembles_of_other_runs_with_the_same_names_have_folders_of_their_own(dubito, run: Path) -> None:
+    for name in ("a", "b", "c"):
+        shutil.copytree(run, f"{name}/net")
+    options = ("--samples", 1, "--bootstrap", 10, "--noise", "none", "--ensemble")
+    for first, second in (("a", "b"), ("a", "c"), ("b", "a"), ("a", "b")):
+        assert dubito("evaluate", f"{first}/net", f"{second}/net", *options).code == 0
+    homes = sorted(str(path.parent) for path in Path().glob("*/ensemble-*/evaluation.json"))
+    assert homes == ["a/ensemble-net-net", "a/ensemble-net-net-2", "b/ensemble-net-net"]
+    members = [{run.path.resolve().parent.name for run in Evaluation.load(home).runs} for home in homes]
+    assert members == [{"a", "b"}, {"a", "c"}, {"a", "b"}]
+
+
+def test_metrics_do_not_go_where_the_run_has_its_files(dubito, run: Path) -> None:
+    result = dubito("evaluate", run, *QUICK, "--out", run / "evaluation.json")
+    assert result.code != 0
+    assert "choose another name" in result.err
+
+
+def test_names_of_runs_are_no_formulas_in_a_figure(dubito, run: Path) -> None:
+    other = shutil.copytree(run, "m$\\foo$x")
+    result = dubito("compare", run, other, "--samples", 1, "--bootstrap", 10, "--figure", "figure.png")
+    assert result.code == 0, result.err
+    assert Path("figure.png").exists()
+
+
+def test_a_class_without_test_images_comes_last(dubito, run: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 32, 32), dtype=np.uint8), np.arange(60) % 10
+    there = labels != 3
+    np.savez("gap.npz", x_train=images, y_train=labels, x_test=images[there], y_test=labels[there])
+    result = dubito("evaluate", run, *QUICK, "--data", "gap.npz", "--top", 0)
+    assert result.code == 0, result.err
+    table = result.out[result.out.index("lowest recall first") :].splitlines()
+    rows = [line.split()[0] for line in table if line.split() and line.split()[0] in map(str, range(10))]
+    assert rows[-1] == "3"

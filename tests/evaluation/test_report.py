@@ -14,7 +14,7 @@ from evaluation_runs import make_run
 from reported_runs import NASTY, QUICK, reported, shared, strange
 
 from dubito.errors import RunError
-from dubito.evaluation import Evaluation, evaluate, report
+from dubito.evaluation import Evaluation, evaluate, illustrations, report
 from dubito.evaluation.thumbnails import choose_points, sheet
 
 FIGURES = (
@@ -260,3 +260,24 @@ def test_a_sheet_has_every_image_in_its_place(channels):
         row, column = divmod(number, made.columns)
         tile = pixels[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]
         assert abs(tile.astype(int) - 2 * number).max() <= 3
+
+
+def test_variances_of_logits_are_no_error_bars_of_probabilities(tmp_path: Path) -> None:
+    for head, shown in (("kendall_gal", False), ("softplus", True)):
+        folder = tmp_path / head
+        folder.mkdir()
+        evaluation = reported(folder, head=head, ood=False, history=False)
+        assert illustrations.has_epistemic(evaluation)
+        assert illustrations.has_error_bars(evaluation) == shown
+        spread, variance = illustrations.probability_std(evaluation), evaluation.test.prediction.epistemic_per_class
+        torch.testing.assert_close(spread.square(), variance if shown else torch.zeros_like(variance))
+        assert ("error bars" in page_of(evaluation, folder).text) == shown
+
+
+def test_other_data_may_be_called_right_or_wrong(tmp_path: Path) -> None:
+    evaluation = reported(tmp_path, history=False)
+    (part,) = evaluation.ood.values()
+    named = dataclasses.replace(evaluation, ood={"folder/wrong.npz": part})
+    shown = illustrations.points(named)
+    assert set(shown.groups) <= {"right", "wrong", "wrong (data)"}
+    assert shown.groups.count("wrong (data)") > 0

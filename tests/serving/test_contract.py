@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dubito import cli
 from dubito.training.run import Run
 
 
@@ -244,3 +245,23 @@ def test_options_in_the_address_are_refused_rather_than_ignored(server, digit_im
         answer = client.post("/predict?samples=7", files=[("images", ("a.png", digit_images[0]))])
     assert answer.status_code == 400
     assert answer.json() == {"error": "The address has ?samples=..., but options go into the body, beside the images."}
+
+
+def test_variances_of_logits_are_no_deviations_of_probabilities(start, digit_images, tmp_path) -> None:
+    folder = tmp_path / "logits"
+    options = ["--head", "kendall_gal", "--epochs", "1", "--validation-samples", "1"]
+    assert cli.run(["train", *options, "--out", str(folder)]) == 0
+    with start(run=folder) as served:
+        (prediction,) = served.predict(digit_images[0], per_class=True, samples=5, method="sample").json()[
+            "predictions"
+        ]
+    assert prediction["per_class"]["std"] is None
+    assert len(prediction["per_class"]["epistemic"]) == 10
+
+
+def test_what_may_be_null_may_be_null(server, digit_images) -> None:
+    image = base64.b64encode(digit_images[0]).decode()
+    with server.client as client:
+        response = client.post("/predict", json={"images": [image], "noise": None, "rotation": None, "samples": None})
+    assert response.status_code == 200, response.text
+    assert "noise" not in response.json()["predictions"][0]

@@ -62,3 +62,21 @@ def test_overload_is_refused_then_over_and_a_signal_loses_nothing_that_was_accep
         assert served.process.wait(20) == 0
     assert "everything that was accepted has been answered" in served.log()
     assert "Traceback" not in served.log()
+
+
+def test_a_second_signal_does_not_wait_and_says_so(start, digit_images) -> None:
+    with start() as served:
+
+        async def stop(client: httpx.AsyncClient) -> None:
+            accepted = 0.0
+            while accepted < 6:
+                text = (await client.get("/metrics")).text
+                accepted = float(text.partition("\ndubito_requests_in_work ")[2].split()[0])
+            served.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            served.process.send_signal(signal.SIGTERM)
+
+        asyncio.run(ask_all(served.url, digit_images[0], samples=1000, then=stop))
+        assert served.process.wait(20) == 1
+    assert "in work, not all answered" in served.log()
+    assert "everything that was accepted has been answered" not in served.log()

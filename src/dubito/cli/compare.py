@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,6 +104,7 @@ def _evaluation(
 ) -> Evaluation:
     """The stored evaluation of a folder if it fits, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
+    from dubito.evaluation.report import kept_settings
 
     is_run = (folder / "config.yaml").exists()
     stored: Evaluation | None = None
@@ -125,9 +126,11 @@ def _evaluation(
         if all(settings[name] == value for name, value in wanted.items()):
             return stored
     members = [folder] if is_run or stored is None else [run.path for run in stored.runs]
-    found = evaluate(
-        members, data=data, samples=samples, noise=(), seed=seed, checkpoint=checkpoint, device=device, progress=True
-    )
+    more: dict[str, Any] = {"noise": ()}
+    if not current:  # what is kept has all that an evaluation has, and what the one in its place had
+        more = {} if stored is None else kept_settings(stored)
+    more |= {"data": data or more.get("data"), "samples": samples, "seed": seed, "checkpoint": checkpoint}
+    found = evaluate(members, device=device, progress=True, **more)
     if not current:  # one that is merely of other settings is somebody's, and stays
         found.keep(folder)
     return found
@@ -180,5 +183,7 @@ def _difference(name: str, row: Compared, index: int) -> list[str]:
         judgement = (
             ("more" if more else "less") if more_is_better is None else ("worse", "better")[more == more_is_better]
         )
+    if row.differences[index] != row.differences[index]:
+        return [name, TITLES[row.metric], "-", "-", ""]
     change = f"{row.differences[index]:+.{digits}f}"
     return [name, TITLES[row.metric], change, f"{low:+.{digits}f} to {high:+.{digits}f}", judgement]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import textwrap
@@ -106,6 +107,8 @@ def evaluate(
         raise OptionError(
             f"--{'out' if out else 'folder'} is for one evaluation, but without --ensemble each run is one."
         )
+    if out and out.name in ("evaluation.json", "config.yaml") and (out.parent / "config.yaml").exists():
+        raise OptionError(f"--out is {out}, a file of the run itself: choose another name for the metrics.")
     write = json_writer(out) if out else None
     import torch
 
@@ -138,12 +141,12 @@ def evaluate(
             progress=True,
         )
         home = folder or _home(group)
+        if write:
+            write(found.metrics)
+        found.save(home)  # now, for who reads the rest may go away
         if number:
             typer.echo()
         show(found, top)
-        if write:
-            write(found.metrics)
-        found.save(home)
         typer.echo(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
         typer.echo(f"Next: dubito report {shlex.quote(str(home))}")
 
@@ -177,7 +180,16 @@ def _home(group: Sequence[Path]) -> Path:
     if len(group) == 1:
         return group[0]
     names = "-".join(run.resolve().name for run in group)
-    return group[0].resolve().parent / f"ensemble-{names}"[:200]
+    wanted, first = sorted(run.resolve() for run in group), group[0].resolve().parent / f"ensemble-{names}"[:200]
+    for number in itertools.count(1):
+        home = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        try:
+            stored = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
+            if sorted((home / member).resolve() for member in stored["runs"]) == wanted:
+                return home
+        except (OSError, ValueError, KeyError, TypeError):
+            return home  # where no evaluation of others is
+    raise AssertionError
 
 
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
@@ -338,7 +350,7 @@ def _show_calibration(metrics: dict[str, Any]) -> None:
 
 
 def _show_classes(metrics: dict[str, Any], top: int) -> None:
-    table = sorted(metrics["per_class"], key=lambda row: row["recall"])
+    table = sorted(metrics["per_class"], key=lambda row: (row["support"] == 0, row["recall"]))
     shown = table if top == 0 else table[:top]
     _title("Classes, the one with the lowest recall first")
     columns = (

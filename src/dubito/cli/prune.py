@@ -139,7 +139,7 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
             generator = torch.Generator().manual_seed(0)
             for part in images.held_out.split(1000):
                 batch = normalize(part, run.data.mean, run.data.std)
-                parts.append(predict(sparse, batch, samples, generator=generator).probs)
+                parts.append(predict(sparse, batch, samples, generator=generator, route="weights").probs)
                 advance(len(part))
             probs, labels = torch.cat(parts), images.labels
             row = {"sparsity": level, "weights": weights_left(sparse)}

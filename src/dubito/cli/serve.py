@@ -123,7 +123,9 @@ def serve(
             typer.echo("Ctrl-C stops.")
 
         access = Access(hosts_of(listening, host, allow_host or []), api_key)
-        serve_until_signal(service, access, listening, started)
+        left = serve_until_signal(service, access, listening, started)
+    if left:
+        raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
     typer.echo("Stopped; everything that was accepted has been answered.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,7 +168,7 @@ def distinct_names(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """The names of the run folders, longer where they would be equal."""
     paths = [[run.path.resolve() for run in evaluation.runs] for evaluation in evaluations]
     for parts in range(1, 20):
-        names = tuple("+".join("/".join(path.parts[-parts:]) for path in group) for group in paths)
+        names = tuple("+".join(str(Path(*path.parts[-parts:])) for path in group) for group in paths)
         if len(set(names)) == len(names):
             return names
     return tuple(f"{name} ({index + 1})" for index, name in enumerate(names))
@@ -180,7 +181,7 @@ def draw_metric(axes: Axes, row: Compared, names: Sequence[str]) -> None:
         # A shifted interval may end on the value's other side.
         reach = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
         axes.errorbar([value], [index], xerr=reach, fmt="o", color="C0", markerfacecolor=face, capsize=3)
-    axes.set_yticks(range(len(names)), list(names))
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names])  # which would begin a formula
     axes.set_ylim(len(names) - 0.5, -0.5)
     better = {True: "more is better", False: "less is better", None: ""}[COMPARED[row.metric][1]]
     axes.set_title(row.title)

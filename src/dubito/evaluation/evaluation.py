@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.data import IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
+from dubito.data import DATASETS, IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
 from dubito.ensembles import pool
 from dubito.errors import DataError, DubitoWarning, OptionError, RunError
 from dubito.prediction import predict
@@ -154,8 +154,9 @@ class Evaluation:
             channels = runs[0].data.channels
             parts = {"test": content["test"], "validation": content["validation"]}
             parts |= {f"ood/{name}": part for name, part in content["ood"].items()}
+            places = content["metrics"]["settings"].get("places", {})
             found = {
-                key: _stored(part, tensors, key, _images(key, part["name"], runs) if images else None, channels)
+                key: _stored(part, tensors, key, _images(key, part["name"], runs, places) if images else None, channels)
                 for key, part in parts.items()
             }
             ood = {name: found[f"ood/{name}"] for name in content["ood"]}
@@ -223,11 +224,22 @@ def _stored(
     return Evaluated(description["name"], images, tensors.get(f"{prefix}/labels"), prediction)
 
 
-def _images(key: str, name: str, runs: Sequence[Run]) -> Tensor:
-    """The images of a stored part, read again; its name is that of the data set and /test or /validation."""
+def _images(key: str, name: str, runs: Sequence[Run], places: Mapping[str, str]) -> Tensor:
+    """The images of a stored part, read again; its name is that of the data set and /test or /validation.
+
+    `places` are the paths of those that were given by one, which may not lead there from another folder.
+    """
+    data = name.rpartition("/")[0]
+    if data in places and Path(places[data]).exists():
+        data = places[data]
     if key == "validation":
-        return _held_out(runs).images
-    return _test_images(name.rpartition("/")[0], runs[0].data.channels).images
+        return _held_out(runs, data).images
+    return _test_images(data, runs[0].data.channels).images
+
+
+def place_of(data: str) -> str:
+    """A name that is the same from every folder: that of a known data set, else a whole path."""
+    return data if data in DATASETS else str(Path(data).expanduser().resolve())
 
 
 def evaluate(
@@ -280,12 +292,12 @@ def evaluate(
         _require_data(opened[0])
     test, held_out = _own_test_images(opened[0], data or opened[0].config.data), _held_out(opened, data)
     strange = {name: _test_images(name, channels) for name in dict.fromkeys(ood)}
-    if test.name in strange:
+    if place_of(test.name) in map(place_of, strange):
         raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
     chosen = _some(len(test), noise_images, seed)
     jobs = {"test": _Job(test.images), "validation": _Job(held_out.images)}
     jobs |= {f"ood/{name}": _Job(part.images) for name, part in strange.items()}
-    jobs |= {f"noise/{gamma:g}": _Job(test.images[chosen], gamma) for gamma in noise if gamma > 0}
+    jobs |= {f"noise/{gamma!r}": _Job(test.images[chosen], gamma) for gamma in noise if gamma > 0}
 
     options: dict[str, Any] = {"samples": samples, "batch_size": batch_size}
     found, forward = _predict_all(opened, jobs, options, seed, checkpoint, device, progress)
@@ -294,7 +306,7 @@ def evaluate(
     levels = tuple(
         noise_level(
             gamma,
-            predictions[f"noise/{gamma:g}"] if gamma > 0 else predictions["test"][chosen],
+            predictions[f"noise/{gamma!r}"] if gamma > 0 else predictions["test"][chosen],
             test.labels[chosen],
             bootstrap,
             seed,
@@ -317,6 +329,7 @@ def evaluate(
         "bootstrap": bootstrap,
         "batch_size": batch_size,
         "noise_images": len(chosen),
+        "places": {name: place_of(name) for name in (test.name, held_out.name, *strange) if name not in DATASETS},
         "images": {key: len(job.images) for key, job in jobs.items() if not key.startswith("noise/")},
         **facts,
     }

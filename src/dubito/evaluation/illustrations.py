@@ -89,6 +89,20 @@ def has_epistemic(evaluation: Evaluation) -> bool:
     return bool((evaluation.test.prediction.epistemic > 0).any())
 
 
+ERROR_BARS = "; error bars are one epistemic standard deviation"
+
+
+def has_error_bars(evaluation: Evaluation) -> bool:
+    """Whether the epistemic variances are those of probabilities, which Kendall & Gal's are not."""
+    return has_epistemic(evaluation) and all(run.config.head != "kendall_gal" for run in evaluation.runs)
+
+
+def probability_std(evaluation: Evaluation) -> Tensor:
+    """(N, C) the epistemic standard deviations of the test images' probabilities; 0 where these are not known."""
+    variance = evaluation.test.prediction.epistemic_per_class
+    return variance.sqrt() if has_error_bars(evaluation) else torch.zeros_like(variance)
+
+
 def measured(evaluation: Evaluation) -> tuple[str, ...]:
     """Uncertainties that are not 0 for every image."""
     useless = () if has_epistemic(evaluation) else ("epistemic", "mutual_information")
@@ -98,6 +112,7 @@ def measured(evaluation: Evaluation) -> tuple[str, ...]:
 def other_names(evaluation: Evaluation) -> dict[str, str]:
     """What the other data sets are called in figures: a file or folder by its name, not by its path."""
     short = {name: Path(name).stem if Path(name).suffix == ".npz" else Path(name).name for name in evaluation.ood}
+    short = {name: f"{shown} (data)" if shown in ("right", "wrong") else shown for name, shown in short.items()}
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
@@ -258,12 +273,12 @@ def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
         yield Illustration(
             name,
             GALLERIES[name],
-            "Mean probabilities of the likeliest classes; error bars are one epistemic standard deviation.",
+            f"Mean probabilities of the likeliest classes{ERROR_BARS if has_error_bars(evaluation) else ''}.",
             partial(
                 figures.gallery,
                 images=test.images[index],
                 probs=test.prediction.probs[index],
-                spread=test.prediction.epistemic_per_class[index].sqrt(),
+                spread=probability_std(evaluation)[index],
                 class_names=evaluation.class_names,
                 labels=_labels(test)[index].tolist(),
             ),

@@ -16,7 +16,7 @@ import torch
 
 from dubito import __version__
 from dubito.errors import DataError, DubitoError, RunError
-from dubito.evaluation.evaluation import Evaluation, evaluate
+from dubito.evaluation.evaluation import Evaluation, evaluate, place_of
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.sections import made, sections
 from dubito.training.run import Run, write_atomically
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluation_of", "write_report"]
 
-KEPT_SETTINGS = ("seed", "checkpoint", "coverage", "bootstrap", "batch_size")
+KEPT_SETTINGS = ("seed", "checkpoint", "coverage", "bootstrap", "batch_size", "noise_images")
 
 
 @dataclass
@@ -56,17 +56,25 @@ def evaluation_of(
         evaluation = evaluate(Run.open(folder), samples=samples or 10, ood=ood or (), progress=progress)
     else:
         same_draws = samples in (None, stored.metrics["settings"]["samples"])
-        same_others = ood is None or set(ood) == set(stored.ood)
+        same_others = ood is None or set(map(place_of, ood)) == set(map(place_of, stored.ood))
         if same_draws and same_others and stored.is_current:
             return stored
-        settings = stored.metrics["settings"]
-        kept: dict[str, Any] = {name: settings[name] for name in ("data", "samples", *KEPT_SETTINGS)}
-        kept |= {"noise": [level.gamma for level in stored.noise], "ood": list(stored.ood)}
+        kept = kept_settings(stored)
         given = {"samples": samples, "ood": ood}
         kept |= {name: value for name, value in given.items() if value is not None}
         evaluation = evaluate(stored.runs, progress=progress, **kept)
     evaluation.keep(folder)
     return evaluation
+
+
+def kept_settings(stored: Evaluation) -> dict[str, Any]:
+    """What makes another evaluation like a stored one."""
+    settings = stored.metrics["settings"]
+    places = settings.get("places", {})
+    kept: dict[str, Any] = {name: settings[name] for name in ("samples", *KEPT_SETTINGS)}
+    kept["data"] = places.get(settings["data"], settings["data"])
+    kept["ood"] = [places.get(name, name) for name in stored.ood]
+    return kept | {"noise": [level.gamma for level in stored.noise]}
 
 
 def _stored(folder: Path, keep: bool) -> Evaluation | None:

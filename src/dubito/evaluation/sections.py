@@ -164,9 +164,9 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
 
 
 def _bars_text(evaluation: Evaluation) -> str:
-    from dubito.evaluation.illustrations import has_epistemic
+    from dubito.evaluation.illustrations import has_error_bars
 
-    errors = ", error bars one epistemic standard deviation to either side" if has_epistemic(evaluation) else ""
+    errors = ", error bars one epistemic standard deviation to either side" if has_error_bars(evaluation) else ""
     return f"Bars are mean probabilities{errors}. The true class is green, a wrong first choice orange."
 
 
@@ -313,11 +313,12 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 
 def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
-    from dubito.evaluation.illustrations import GALLERIES, chosen_images
+    from dubito.evaluation.illustrations import GALLERIES, chosen_images, has_error_bars
 
+    look = ": look at their error bars" if has_error_bars(evaluation) else ""
     captions = {
         "most-aleatoric": "Would a person be sure?",
-        "most-epistemic": "The draws of the network disagree most about these: look at their error bars.",
+        "most-epistemic": f"The draws of the network disagree most about these{look}.",
         "confidently-wrong": "Where its confidence misleads most: bad labels are found here too.",
     }
     for name, index in chosen_images(evaluation).items():
@@ -328,13 +329,13 @@ def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
 
 def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
     from dubito.evaluation.figures import likeliest
-    from dubito.evaluation.illustrations import has_epistemic
+    from dubito.evaluation.illustrations import has_epistemic, probability_std
 
     test, names = evaluation.test, evaluation.class_names
     assert test.labels is not None
     prediction = test.prediction[number]
     truth, label = int(test.labels[number]), int(prediction.label)
-    probs, spread = prediction.probs[0].tolist(), prediction.epistemic_per_class[0].sqrt().tolist()
+    probs, spread = prediction.probs[0].tolist(), probability_std(evaluation)[number].tolist()
     return {
         "uri": data_uri(test.images[number]),
         "truth": names[truth],

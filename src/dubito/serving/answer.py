@@ -54,7 +54,8 @@ def predictions(
             answer["per_class"] = {
                 "aleatoric": _row(prediction.aleatoric_per_class[number]),
                 "epistemic": _row(prediction.epistemic_per_class[number]),
-                "std": _row(prediction.epistemic_per_class[number].sqrt()),
+                # Of probabilities; Kendall & Gal's epistemic variances are those of logits.
+                "std": None if model.has_logit_variances else _row(prediction.epistemic_per_class[number].sqrt()),
             }
         if options.conformal is not None and validation is not None:
             chosen = validation.conformal(options.conformal).sets(prediction.probs[number : number + 1])[0]

@@ -25,6 +25,8 @@ _SHOWN = 60
 
 def _numbers(value: Any) -> Any:
     """One number or several: 0.1, [0, 0.1], and in a form also "0,0.1" or "[0, 0.1]"."""
+    if value is None:
+        return None
     if isinstance(value, str):
         return value.strip().removeprefix("[").removesuffix("]").split(",")
     if isinstance(value, list):
@@ -179,7 +181,7 @@ async def _from_form(body: bytes, headers: Headers, limits: Limits) -> tuple[lis
             elif name in _MANY:
                 fields.setdefault(name, []).append(value)
             elif name in fields:
-                raise RefusedError(422, f"{name[:_SHOWN]} is given twice.")
+                raise RefusedError(422, f"The field {name[:_SHOWN]!r} is given twice.")
             else:
                 fields[name] = value
     _check_count(len(files), limits)

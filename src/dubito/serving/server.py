@@ -76,8 +76,11 @@ def hosts_of(opened: socket.socket, host: str, allowed: list[str]) -> frozenset[
     return frozenset({"localhost", "127.0.0.1", "[::1]", host.lower(), *(name.lower() for name in allowed)})
 
 
-def serve(service: Service, access: Access, opened: socket.socket, started: Callable[[], None]) -> None:
-    """Serve until a signal comes; `started` is called once requests are answered."""
+def serve(service: Service, access: Access, opened: socket.socket, started: Callable[[], None]) -> int:
+    """Serve until a signal comes; `started` is called once requests are answered.
+
+    Gives the number of requests that it did not wait for at the end.
+    """
     limits = service.limits
 
     class Protocol(_Protocol):
@@ -103,6 +106,7 @@ def serve(service: Service, access: Access, opened: socket.socket, started: Call
         server.run(sockets=[opened])
     finally:
         service.close()
+    return server.left or 0
 
 
 class _Server(uvicorn.Server):
@@ -113,6 +117,8 @@ class _Server(uvicorn.Server):
         self._service = service
         self._started = started
         self._stop_at: float | None = None
+        self.left: int | None = None
+        """Requests that were in work when it stopped waiting for them."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -134,13 +140,15 @@ class _Server(uvicorn.Server):
             self._service.traffic.stopping = True
             self._stop_at = time.monotonic() + LINGER
         else:
+            self.left = self._service.traffic.in_work
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None:
             now, patience = time.monotonic(), self._service.limits.shutdown_timeout
             idle = not self._service.traffic.in_work and now > self._stop_at
-            if idle or now > self._stop_at + patience:
+            if (idle or now > self._stop_at + patience) and not self.should_exit:
+                self.left = self._service.traffic.in_work
                 self.should_exit = True
         return await super().on_tick(counter)
 

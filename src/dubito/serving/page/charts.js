@@ -35,7 +35,7 @@ export function bars(list, prediction, names) {
   while (list.children.length < order.length) list.append(row());
   order.forEach((index, place) => {
     const item = list.children[place], [name, track, number] = item.children;
-    const mean = probabilities[index], std = prediction.per_class?.std[index] ?? 0;
+    const mean = probabilities[index], std = prediction.per_class?.std?.[index] ?? 0;
     item.classList.toggle("chosen", index === prediction.index);
     item.dataset.index = index;
     item.dataset.probability = mean;
