@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.convert import deep_copy
-from dubito.errors import OptionError
+from dubito.errors import OptionError, ShapeError
 from dubito.estimators import estimator
 from dubito.layers import BayesLayer, BayesLinear
 from dubito.posterior import Parameterization, Posterior
@@ -51,6 +51,8 @@ def prune(module: ModuleType, sparsity: float, *, inputs: Tensor | None = None, 
     """
     if not 0 <= sparsity < 1:
         raise OptionError(f"sparsity is {sparsity}, but must be a share of the weights: at least 0 and below 1.")
+    if inputs is not None and inputs.dim() < 2:
+        raise ShapeError(f"inputs has shape {tuple(inputs.shape)}, but must be a batch: (N, ...).")
     network = module if inplace else deep_copy(module)
     original = deep_copy(module) if inplace and inputs is not None else module
     posteriors = _posteriors(network)

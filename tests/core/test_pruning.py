@@ -6,7 +6,7 @@ from layer_zoo import KINDS, PARAMETERIZATIONS, make_input, make_layer, randomiz
 from torch import nn
 
 import dubito
-from dubito.errors import OptionError
+from dubito.errors import OptionError, ShapeError
 from dubito.pruning import pack, sparsity, unpack, weights_left
 
 
@@ -138,3 +138,8 @@ def test_biases_that_make_up_for_pruned_weights_keep_their_spread(parameterizati
 def test_drawn_kl_of_a_pruned_network_is_finite():
     pruned = dubito.prune(dubito.BayesLinear(10, 10), 0.5)
     assert bool(pruned.kl_divergence(samples=2).isfinite())
+
+
+def test_inputs_that_are_no_batch_are_refused():
+    with pytest.raises(ShapeError, match=r"\(4,\), but must be a batch"):
+        dubito.prune(dubito.BayesLinear(4, 3), 0.5, inputs=torch.ones(4))

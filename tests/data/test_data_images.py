@@ -167,3 +167,11 @@ def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path: Path,
         warnings.simplefilter("error")  # one sentence, no warning beside it
         with pytest.raises(DataError, match=rf"bomb\.png .*{images.MAX_PIXELS}"):
             read_image(tmp_path / "bomb.png", 3)
+
+
+def test_transparency_of_sixteen_bits_is_laid_over_white(tmp_path: Path) -> None:
+    pixels = np.zeros((32, 32), np.uint16)
+    pixels[:16] = 30_000
+    Image.fromarray(pixels).save(tmp_path / "x.png", transparency=30_000)
+    image = read_image(tmp_path / "x.png", 1)
+    assert image[0, [0, 15, 16, 31], 5].tolist() == [255, 255, 0, 0]

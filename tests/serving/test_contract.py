@@ -209,6 +209,7 @@ def test_documentation_loads_nothing_from_outside(server) -> None:
         assert client.get("/docs.css").headers["content-type"].startswith("text/css")
         description = client.get("/openapi.json").json()
     assert {"/predict", "/model", "/health", "/metrics"} <= set(description["paths"])
+    assert list(description["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
     content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert set(content) == {"multipart/form-data", "application/json"}
     assert "conformal" in json.dumps(content)

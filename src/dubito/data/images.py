@@ -137,7 +137,10 @@ def _eight_bits(picture: Picture, name: str) -> Picture:
     if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
         return picture
     if picture.mode == "F" or picture.mode.startswith("I"):
-        return Image.fromarray(_wide_to_bytes(np.asarray(picture), name))
+        values = np.asarray(picture)
+        shown = _wide_to_bytes(values, name)
+        shown[values == picture.info.get("transparency", -1)] = 255
+        return Image.fromarray(shown)
     if picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info:
         gray = picture.mode in _GRAY_MODES
         layer = picture.convert("RGBA")

@@ -201,7 +201,7 @@ def _add_model(app: FastAPI, service: Service, access: Access) -> None:
         content = {"status": "stopping" if stopping else "ok", "queue": service.batcher.waiting}
         return JSONResponse(content, 503 if stopping else 200, {"Retry-After": "1"} if stopping else None)
 
-    @app.get("/metrics", response_model=None)
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return PlainTextResponse(service.measures.text(), media_type=CONTENT_TYPE)
