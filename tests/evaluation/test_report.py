@@ -271,7 +271,9 @@ def test_variances_of_logits_are_no_error_bars_of_probabilities(tmp_path: Path) 
         assert illustrations.has_error_bars(evaluation) == shown
         spread, variance = illustrations.probability_std(evaluation), evaluation.test.prediction.epistemic_per_class
         torch.testing.assert_close(spread.square(), variance if shown else torch.zeros_like(variance))
-        assert ("error bars" in page_of(evaluation, folder).text) == shown
+        text = page_of(evaluation, folder).text
+        assert ("error bars" in text) == shown
+        assert "places" not in text
 
 
 def test_other_data_may_be_called_right_or_wrong(tmp_path: Path) -> None:

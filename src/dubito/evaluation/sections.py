@@ -235,7 +235,9 @@ def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
 
 
 def _about_tables(evaluation: Evaluation) -> list[Table]:
-    settings = {key: value for key, value in evaluation.metrics["settings"].items() if key not in ("runs", "images")}
+    settings = {
+        key: value for key, value in evaluation.metrics["settings"].items() if key not in ("runs", "images", "places")
+    }
     trained = evaluation.runs[0].config.to_dict()
     return [
         Table("Settings of the evaluation", ("", ""), _settings(settings), folded=True, kind="settings"),
