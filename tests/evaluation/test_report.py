@@ -15,6 +15,7 @@ from reported_runs import NASTY, QUICK, reported, shared, strange
 
 from dubito.errors import RunError
 from dubito.evaluation import Evaluation, evaluate, illustrations, report
+from dubito.evaluation.sections import _about_tables
 from dubito.evaluation.thumbnails import choose_points, sheet
 
 FIGURES = (
@@ -273,7 +274,9 @@ def test_variances_of_logits_are_no_error_bars_of_probabilities(tmp_path: Path) 
         torch.testing.assert_close(spread.square(), variance if shown else torch.zeros_like(variance))
         text = page_of(evaluation, folder).text
         assert ("error bars" in text) == shown
-        assert "places" not in text
+        named = [name for table in _about_tables(evaluation) for name, _ in table.rows]
+        assert "samples" in named
+        assert "places" not in named
 
 
 def test_other_data_may_be_called_right_or_wrong(tmp_path: Path) -> None:
