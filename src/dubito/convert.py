@@ -343,7 +343,7 @@ def _plain(
     weights = {"weight": layer.weight_mean, "bias": layer.bias_mean}
     if drawn is not None:
         for part, q in layer.posteriors().items():
-            key = (id(q.mean), id(q.free))
+            key = q.identity
             if key not in drawn:
                 noise = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device)
                 drawn[key] = nn.Parameter(q.draw(noise).detach(), requires_grad=q.mean.requires_grad)

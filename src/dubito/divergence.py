@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dubito.autograd import has_values
 from dubito.errors import NonFiniteError, OptionError
-from dubito.posterior import Parameterization, Posterior
+from dubito.posterior import Identity, Parameterization, Posterior
 from dubito.prior import Prior
 
 __all__ = ["kl_divergence"]
@@ -71,12 +71,12 @@ def _groups(module: nn.Module) -> dict[_Kind, list[_Layer]]:
     from dubito.layers import BayesLayer
 
     groups: dict[_Kind, list[_Layer]] = defaultdict(list)
-    seen: set[tuple[int, int]] = set()
+    seen: set[Identity] = set()
     for layer in module.modules():  # yields a shared module once
         if isinstance(layer, BayesLayer):
             # Weights that share their mean alone are drawn apart, so they are two random variables.
-            posteriors = {n: q for n, q in layer.posteriors().items() if (id(q.mean), id(q.free)) not in seen}
-            seen.update((id(q.mean), id(q.free)) for q in posteriors.values())
+            posteriors = {n: q for n, q in layer.posteriors().items() if q.identity not in seen}
+            seen.update(q.identity for q in posteriors.values())
             if posteriors:
                 first = next(iter(posteriors.values()))
                 kind = _Kind(type(layer.prior), first.parameterization, first.mean.dtype, first.mean.device)

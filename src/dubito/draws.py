@@ -31,7 +31,7 @@ from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
 from dubito.estimators import Estimator, Local, Weight, drawing_layers, forced
 from dubito.layers import BayesLayer
 from dubito.noise import SMALLEST, standard_normal_like
-from dubito.posterior import Posterior
+from dubito.posterior import Identity, Posterior
 
 __all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
 
@@ -210,11 +210,9 @@ class GivenWeights(Estimator):
 class _WeightsOfOneDraw(GivenWeights):
     """Small tensors of weights, drawn together, and large ones, which a layer draws when it is first called.
 
-    Layers that share a posterior, as those of tied weights do, share its draws.
-
     Then it is known which memory layout suits its input best. So the layout follows from the size of the layer's maps,
     and it decides which number of the noise goes to which weight: the draws of a seed are the same for all batches,
-    also of other sizes.
+    also of other sizes. Layers that share a posterior, as those of tied weights do, share its draws.
     """
 
     def __init__(self, layers: list[BayesLayer]) -> None:
@@ -259,9 +257,9 @@ class _WeightsOfOneDraw(GivenWeights):
         key = id(layer)
         if key not in self._large:
             small, own = self._small.drawn[key], layer.posteriors()
-            self._large[key] = {name: _identity(q) for name, q in own.items() if name not in small}
+            self._large[key] = {name: q.identity for name, q in own.items() if name not in small}
             for name, q in _arranged(layer, x, *arguments).items():
-                self._posteriors.setdefault(_identity(own[name]), q)
+                self._posteriors.setdefault(own[name].identity, q)
         large = self._large[key]
         new = [which for which in large.values() if which not in self._noise]
         generator = _generator(x.device, self._seeds[self._numbers[key]]) if new else None
@@ -291,7 +289,7 @@ class _SmallTensors:
         self._empty = not found
         if self._empty:
             return
-        different = {_identity(q): q for _, _, q in found}
+        different = {q.identity: q for _, _, q in found}
         self._mean, self._std = (
             torch.cat([tensor.reshape(-1) for tensor in tensors])
             for tensors in zip(*((q.mean, q.std) for q in different.values()), strict=True)
@@ -300,7 +298,7 @@ class _SmallTensors:
         parts = self._together.split([q.mean.numel() for q in different.values()])
         of = dict(zip(different, parts, strict=True))
         for key, name, q in found:
-            self.drawn[key][name] = of[_identity(q)].view(q.mean.shape)
+            self.drawn[key][name] = of[q.identity].view(q.mean.shape)
 
     def renew(self, seed: int) -> None:
         """Draw with fresh noise."""
@@ -312,14 +310,6 @@ class _SmallTensors:
         """Draw with the noise as it is."""
         if not self._empty:
             torch.addcmul(self._mean, self._std, self._noise, value=sign, out=self._together)
-
-
-Identity = tuple[int, int]
-
-
-def _identity(q: Posterior) -> Identity:
-    """The same for layers that share the posterior."""
-    return id(q.mean), id(q.free)
 
 
 def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:

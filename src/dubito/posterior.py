@@ -26,7 +26,7 @@ from dubito.errors import OptionError
 from dubito.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
 
-__all__ = ["PAPER_STD", "KeptPosterior", "Parameterization", "Posterior", "keep"]
+__all__ = ["PAPER_STD", "Identity", "KeptPosterior", "Parameterization", "Posterior", "keep"]
 
 PAPER_STD = math.exp(-5.0)
 """The paper's initial standard deviation: its appendix gives the logarithm of the variance as -10."""
@@ -64,6 +64,9 @@ class Parameterization(str, Enum):
         return torch.where(mean.abs() > _floor(mean), log_alpha, log_alpha.clamp_max(LOG_ALPHA_OF_ZERO)).to(mean.dtype)
 
 
+Identity = tuple[int, int]
+
+
 def _floored_log(mean: Tensor) -> Tensor:
     return at_least_single(mean).abs().clamp_min(_floor(mean)).log()
 
@@ -87,6 +90,11 @@ class Posterior:
     mean: Tensor
     free: Tensor
     parameterization: Parameterization
+
+    @property
+    def identity(self) -> Identity:
+        """The same for layers that share this posterior, as those of tied weights do."""
+        return id(self.mean), id(self.free)
 
     @property
     def log_std(self) -> Tensor:

@@ -161,7 +161,8 @@ def _predictor(
         # For this batch alone: members of an ensemble may have layers in common, but not their modes.
         with _drawing(model, estimator, dropout):
             if method is PredictionMethod.MOMENTS:
-                return predict_moments(model, batch, chosen, covariance=covariance, propagate=propagate)
+                # A copy, for the network may change it in place.
+                return predict_moments(model, batch.clone(), chosen, covariance=covariance, propagate=propagate)
             if draws is None:
                 draws = make_draws(route, model, samples, generator, len(batch), batch_size, estimator is None)
             return _predict_batch(draws, batch, chosen, covariance)

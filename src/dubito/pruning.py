@@ -147,7 +147,7 @@ def _is_gone(posterior: Posterior) -> Tensor:
 def _posteriors(module: nn.Module) -> list[Posterior]:
     """The posterior of every Bayesian layer's weight; tied ones once."""
     layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
-    found = {(id(q.mean), id(q.free)): q for q in (layer.posteriors()["weight"] for layer in layers)}
+    found = {q.identity: q for q in (layer.posteriors()["weight"] for layer in layers)}
     if not found:
         raise OptionError(
             f"The network ({type(module).__name__}) has no Bayesian layers, but |mu| / sigma needs a posterior: train "

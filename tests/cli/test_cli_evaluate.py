@@ -230,6 +230,35 @@ def test_what_compare_keeps_has_all_that_an_evaluation_has(dubito, run: Path, tm
     assert [level.gamma for level in stored.noise] == [0.0, 0.2]
     assert stored.metrics["settings"]["noise_images"] == 50
     assert [level.gamma for level in Evaluation.load(other).noise] == [0.0, 0.1, 0.2, 0.3]
+    result = dubito("evaluate", run, *QUICK, "--ood", "black.npz")
+    assert (result.code, result.err) == (0, "")  # the same data by another name is not lost
+
+
+def test_a_stale_evaluation_of_other_data_decides_nothing_in_a_comparison(dubito, run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    black("shifted.npz", 30)
+    black("gone.npz")
+    assert dubito("evaluate", run, *QUICK, "--data", "shifted.npz", "--ood", "gone.npz").code == 0
+    shutil.copyfile(run / "last.safetensors", run / "best.safetensors")
+    Path("gone.npz").unlink()
+    result = dubito("compare", run, other, "--samples", 1, "--bootstrap", 10)
+    assert result.code == 0, result.err
+    assert "359 images of digits/test" in result.out
+    assert "gone.npz cannot be read any more, so the new evaluation goes without it." in result.err
+
+
+def test_a_project_may_move_as_a_whole(dubito, run: Path, tmp_path: Path, monkeypatch) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    shutil.copytree(run, "run")
+    black("black.npz")
+    assert dubito("evaluate", "run", *QUICK, "--ood", "black.npz").code == 0
+    project.rename(tmp_path / "renamed")
+    monkeypatch.chdir(tmp_path / "renamed")
+    for options in ((), ("--samples", 1)):
+        result = dubito("report", "run", *options)
+        assert result.code == 0, result.err
 
 
 def test_data_given_by_a_path_is_found_from_another_folder(dubito, run: Path, tmp_path: Path, monkeypatch) -> None:
@@ -271,9 +300,13 @@ def test_ensembles_of_other_runs_with_the_same_names_have_folders_of_their_own(d
 
 
 def test_metrics_do_not_go_where_the_run_has_its_files(dubito, run: Path) -> None:
-    result = dubito("evaluate", run, *QUICK, "--out", run / "evaluation.json")
-    assert result.code != 0
-    assert "choose another name" in result.err
+    before = (run / "best.safetensors").read_bytes()
+    for options in (("--out", run / "best.safetensors"), ("--folder", "home", "--out", "home/evaluation.json")):
+        result = dubito("evaluate", run, *QUICK, *options)
+        assert result.code != 0
+        assert "choose another name" in result.err
+    assert (run / "best.safetensors").read_bytes() == before
+    assert not Path("home").exists()
 
 
 def test_names_of_runs_are_no_formulas_in_a_figure(dubito, run: Path) -> None:

@@ -367,3 +367,13 @@ def test_the_noise_of_a_random_head_does_not_depend_on_how_images_are_grouped():
         return dubito.predict(network, x, 20, route="weights", generator=generator, batch_size=batch_size).probs
 
     torch.testing.assert_close(probs(256), probs(32), rtol=1e-5, atol=1e-6)
+
+
+def test_moments_leave_the_images_as_they_are():
+    layers = nn.ReLU(inplace=True), dubito.BayesLinear(4, 3)
+    network = dubito.attach_head(nn.Sequential(*layers).eval(), "softmax")
+    x = torch.randn(6, 4)
+    given = x.clone()
+    first = dubito.predict(network, given, method="moments")
+    assert torch.equal(given, x)
+    torch.testing.assert_close(dubito.predict(network, given, method="moments").probs, first.probs)

@@ -117,7 +117,10 @@ def test_a_slow_start_is_more_than_the_noise_of_the_validation_images() -> None:
     assert verdict(start, contents("lenet5", 47.9)) == "holds"
     assert verdict(start, contents("lenet5", 48.1)) == "does not hold"
     assert verdict(start, contents("lenet5", 60.0)) == "does not hold"
-    assert verdict(start, contents("vgg16", 10.0)) == "not run"  # it starts where its twin ends
+    assert verdict(start, contents("vgg16", 10.0)) == "holds"
+    warm = contents("vgg16", 10.0)
+    warm["table1"]["cells"] = {"vgg16-cifar10-vi": {"settings": {"warm_start": "vgg16-cifar10-frequentist"}}}
+    assert verdict(start, warm) == "not run"  # it starts where its twin ends
 
 
 def test_accuracy_is_compared_at_the_most_accurate_epochs_too() -> None:

@@ -12,7 +12,7 @@ from dubito.cli.failure import Debug
 from dubito.cli.predict import checked_seed, choose_device, require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
-from dubito.errors import OptionError, RunError
+from dubito.errors import DataError, OptionError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def _evaluation(
 ) -> Evaluation:
     """The stored evaluation of a folder if it fits, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
-    from dubito.evaluation.report import kept_settings
+    from dubito.evaluation.evaluation import kept_settings
 
     is_run = (folder / "config.yaml").exists()
     stored: Evaluation | None = None
@@ -128,12 +128,26 @@ def _evaluation(
     members = [folder] if is_run or stored is None else [run.path for run in stored.runs]
     more: dict[str, Any] = {"noise": ()}
     if not current:  # what is kept has all that an evaluation has, and what the one in its place had
-        more = {} if stored is None else kept_settings(stored)
-    more |= {"data": data or more.get("data"), "samples": samples, "seed": seed, "checkpoint": checkpoint}
+        more = {} if stored is None else _with_data_there(kept_settings(stored))
+    more |= {"data": data, "samples": samples, "seed": seed, "checkpoint": checkpoint}
     found = evaluate(members, device=device, progress=True, **more)
     if not current:  # one that is merely of other settings is somebody's, and stays
         found.keep(folder)
     return found
+
+
+def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without other data that is not to be found any more: a comparison does not need it."""
+    from dubito.data import open_dataset
+
+    there = []
+    for name in settings["ood"]:
+        try:
+            open_dataset(name)
+            there.append(name)
+        except DataError:
+            typer.echo(f"{name} cannot be read any more, so the new evaluation goes without it.", err=True)
+    return {**settings, "ood": there}
 
 
 def _draw(found: Comparison, path: Path) -> None:

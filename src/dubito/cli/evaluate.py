@@ -47,6 +47,12 @@ TITLES = {
 CONFUSIONS = 5
 """How many of the most frequent confusions are told; the matrix is in the JSON."""
 
+OWN_FILES = (
+    *("config.yaml", "environment.json", "metrics.csv", "posterior.csv", "best.safetensors", "last.safetensors"),
+    *("evaluation.json", "evaluation.safetensors", "report.html"),
+)
+"""What a run folder holds."""
+
 
 def evaluate(
     runs: Annotated[
@@ -107,8 +113,9 @@ def evaluate(
         raise OptionError(
             f"--{'out' if out else 'folder'} is for one evaluation, but without --ensemble each run is one."
         )
-    if out and out.name in ("evaluation.json", "config.yaml") and (out.parent / "config.yaml").exists():
-        raise OptionError(f"--out is {out}, a file of the run itself: choose another name for the metrics.")
+    homes = {place.resolve() for place in (*runs, *(folder or _home(group) for group in groups))}
+    if out and out.resolve().parent in homes and out.name in OWN_FILES:
+        raise OptionError(f"--out is {out}, a file of the run or the evaluation itself: choose another name.")
     write = json_writer(out) if out else None
     import torch
 
@@ -194,11 +201,15 @@ def _home(group: Sequence[Path]) -> Path:
 
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
     """Say, while it can be stopped, what the evaluation in a folder has and the one that takes its place will lack."""
+    from dubito.evaluation.evaluation import found_at, place_of
+
     try:
         metrics = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))["metrics"]
         other = metrics["settings"]["data"]
-        lost = [] if other == data else [f"test images of {other}"]
-        lost += [f"--ood {name}" for name in metrics["ood"] if name not in ood]
+        places = metrics["settings"].get("places", {})
+        lost = [] if found_at(other, places) in (data, place_of(data)) else [f"test images of {other}"]
+        given = set(map(place_of, ood))
+        lost += [f"--ood {name}" for name in metrics["ood"] if place_of(found_at(name, places)) not in given]
         levels = [level["gamma"] for level in metrics["noise"] if level["gamma"] not in noise]
         lost += [f"--noise {','.join(f'{gamma:g}' for gamma in levels)}"] if levels else []
     except (OSError, ValueError, KeyError, TypeError):

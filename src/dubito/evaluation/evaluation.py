@@ -229,12 +229,25 @@ def _images(key: str, name: str, runs: Sequence[Run], places: Mapping[str, str])
 
     `places` are the paths of those that were given by one, which may not lead there from another folder.
     """
-    data = name.rpartition("/")[0]
-    if data in places and Path(places[data]).exists():
-        data = places[data]
+    data = found_at(name.rpartition("/")[0], places)
     if key == "validation":
-        return _held_out(runs, data).images
+        return _held_out(runs, None if data == runs[0].config.data else data).images
     return _test_images(data, runs[0].data.channels).images
+
+
+def kept_settings(stored: Evaluation) -> dict[str, Any]:
+    """What makes another evaluation like a stored one."""
+    settings = stored.metrics["settings"]
+    places = settings.get("places", {})
+    names = ("samples", "seed", "checkpoint", "coverage", "bootstrap", "batch_size", "noise_images")
+    kept: dict[str, Any] = {name: settings[name] for name in names}
+    kept |= {"data": found_at(settings["data"], places), "ood": [found_at(name, places) for name in stored.ood]}
+    return kept | {"noise": [level.gamma for level in stored.noise]}
+
+
+def found_at(data: str, places: Mapping[str, str]) -> str:
+    """Where data is that was given by this name: in its place, or, if that is gone, where the name leads from here."""
+    return places[data] if data in places and Path(places[data]).exists() else data
 
 
 def place_of(data: str) -> str:
@@ -374,7 +387,7 @@ def _predict_all(
         for member, run in enumerate(runs):
             network = run.load(checkpoint).to(device)
             watch.attach(network)
-            if len(runs) > 1 and run.config.head == "kendall_gal":
+            if len(runs) > 1 and run.config.splits_logits:
                 raise OptionError(
                     f"{run.path} has the kendall_gal head, whose uncertainties are those of logits: it cannot be a "
                     "member of an ensemble."

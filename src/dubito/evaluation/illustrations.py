@@ -94,7 +94,7 @@ ERROR_BARS = "; error bars are one epistemic standard deviation"
 
 def has_error_bars(evaluation: Evaluation) -> bool:
     """Whether the epistemic variances are those of probabilities, which Kendall & Gal's are not."""
-    return has_epistemic(evaluation) and all(run.config.head != "kendall_gal" for run in evaluation.runs)
+    return has_epistemic(evaluation) and not any(run.config.splits_logits for run in evaluation.runs)
 
 
 def probability_std(evaluation: Evaluation) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from dubito import __version__
 from dubito.errors import DataError, DubitoError, RunError
-from dubito.evaluation.evaluation import Evaluation, evaluate, place_of
+from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings, place_of
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.sections import made, sections
 from dubito.training.run import Run, write_atomically
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dubito.evaluation.illustrations import Illustration
 
 __all__ = ["evaluation_of", "write_report"]
-
-KEPT_SETTINGS = ("seed", "checkpoint", "coverage", "bootstrap", "batch_size", "noise_images")
 
 
 @dataclass
@@ -65,16 +63,6 @@ def evaluation_of(
         evaluation = evaluate(stored.runs, progress=progress, **kept)
     evaluation.keep(folder)
     return evaluation
-
-
-def kept_settings(stored: Evaluation) -> dict[str, Any]:
-    """What makes another evaluation like a stored one."""
-    settings = stored.metrics["settings"]
-    places = settings.get("places", {})
-    kept: dict[str, Any] = {name: settings[name] for name in ("samples", *KEPT_SETTINGS)}
-    kept["data"] = places.get(settings["data"], settings["data"])
-    kept["ood"] = [places.get(name, name) for name in stored.ood]
-    return kept | {"noise": [level.gamma for level in stored.noise]}
 
 
 def _stored(folder: Path, keep: bool) -> Evaluation | None:

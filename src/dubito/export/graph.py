@@ -16,7 +16,7 @@ from dubito.export.description import What
 from dubito.head import ClassificationHead, resolve_head
 from dubito.layers import BayesLayer
 from dubito.moments import predict_moments, split_outputs
-from dubito.posterior import Parameterization, Posterior
+from dubito.posterior import Identity, Parameterization, Posterior
 from dubito.prediction import PredictsItself, drawn_dropout
 from dubito.training.run import DataDescription
 from dubito.uncertainty import Prediction
@@ -140,9 +140,9 @@ class DrawsGraph(PredictionGraph):
 
 def _same_posteriors(layers: list[BayesLayer]) -> list[dict[str, int]]:
     """A number for each posterior of each layer, the same for those that layers of tied weights share."""
-    numbers: dict[tuple[int, int], int] = {}
+    numbers: dict[Identity, int] = {}
     return [
-        {name: numbers.setdefault((id(q.mean), id(q.free)), len(numbers)) for name, q in layer.posteriors().items()}
+        {name: numbers.setdefault(q.identity, len(numbers)) for name, q in layer.posteriors().items()}
         for layer in layers
     ]
 
@@ -193,16 +193,16 @@ class _KnownPosterior(Posterior):
 def frozen(network: nn.Module) -> nn.Module:
     """A copy whose layers hold mu and sigma and nothing else: no free parameter of sigma, and no prior."""
     network = deep_copy(network).requires_grad_(False)
-    sigmas: dict[tuple[int, int], Tensor] = {}
+    sigmas: dict[Identity, Tensor] = {}
     for layer in [part for part in network.modules() if isinstance(part, BayesLayer)]:
         _freeze(layer, sigmas)
     return network
 
 
-def _freeze(layer: BayesLayer, sigmas: dict[tuple[int, int], Tensor]) -> None:
+def _freeze(layer: BayesLayer, sigmas: dict[Identity, Tensor]) -> None:
     """`sigmas` remembers those of layers before, for tied ones."""
     for name, q in layer.posteriors().items():
-        sigma = sigmas.setdefault((id(q.mean), id(q.free)), q.std.detach().clone())
+        sigma = sigmas.setdefault(q.identity, q.std.detach().clone())
         delattr(layer, f"{name}_{layer.parameterization.parameter}")
         layer.register_buffer(f"{name}_sigma", sigma)
     del layer.prior

@@ -88,7 +88,7 @@ def _table1(content: dict[str, Any]) -> str:
             rows.append([*names, NOT_RUN, prints, "", "", "", "", ""])
             continue
         values = [_with_interval(m, "accuracy", 2), prints, _with_interval(m, "nll", 3), _with_interval(m, "ece", 3)]
-        values.append(number(m["best_validation_accuracy"], 2))
+        values.append(number(m.get("best_validation_accuracy"), 2))
         rows.append([*names, *values, str(m["epochs"]), number(m["temperature"], 2, "-")])
     return markdown(header, rows)
 
@@ -118,12 +118,14 @@ def _table2(content: dict[str, Any]) -> str:
         rows = []
         for row in content["rows"]:
             names = [TITLES[row[key]] for key in ("head", "model", "data")]
-            accurate = number(row["published"]["accuracy"], 0, "-")
+            accurate = number(row["published"].get("accuracy"), 0, "-")
             prints, m = number(row["published"][name], 5 if name == "aleatoric" else 4, "-"), row["measured"]
             if m is None:
                 rows.append([*names, NOT_RUN, prints, "", "", "", "", "", "", accurate])
                 continue
-            means = [number(m[f"{name}_{when}"], 5) for when in ("mean_over_epochs", "last_epoch", "test", "median")]
+            means = [
+                number(m.get(f"{name}_{when}"), 5) for when in ("mean_over_epochs", "last_epoch", "test", "median")
+            ]
             finds = [number(m[f"{name}_{how}"], 2, "-") for how in ("correlation", "auroc")]
             rows.append([*names, means[0], prints, *means[1:], *finds, number(m["accuracy"], 2), accurate])
         parts.append(markdown(header, rows))

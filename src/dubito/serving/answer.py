@@ -55,7 +55,7 @@ def predictions(
                 "aleatoric": _row(prediction.aleatoric_per_class[number]),
                 "epistemic": _row(prediction.epistemic_per_class[number]),
                 # Of probabilities; Kendall & Gal's epistemic variances are those of logits.
-                "std": None if model.has_logit_variances else _row(prediction.epistemic_per_class[number].sqrt()),
+                "std": None if model.run.config.splits_logits else _row(prediction.epistemic_per_class[number].sqrt()),
             }
         if options.conformal is not None and validation is not None:
             chosen = validation.conformal(options.conformal).sets(prediction.probs[number : number + 1])[0]

@@ -71,11 +71,6 @@ class ServedModel:
         return self.run.path.resolve().name
 
     @property
-    def has_logit_variances(self) -> bool:
-        """Whether both uncertainties are those of logits, as Kendall & Gal have them."""
-        return self.run.config.head == "kendall_gal"
-
-    @property
     def class_names(self) -> tuple[str, ...]:
         """The classes, in the network's order."""
         return self.run.data.class_names

@@ -127,6 +127,11 @@ class TrainingConfig:
         return {name: value for name, value in settings if self.inference in LOOKED_AT_BY.get(name, (self.inference,))}
 
     @property
+    def splits_logits(self) -> bool:
+        """Whether both uncertainties are variances of logits, as Kendall & Gal have them, and not of probabilities."""
+        return self.head == "kendall_gal"
+
+    @property
     def bayesian(self) -> dict[str, Any]:
         """The options of the Bayesian layers, none for other networks."""
         if self.inference != "vi":
