@@ -10,6 +10,7 @@ import pytest
 
 from dubito import cli
 from dubito.evaluation import Evaluation
+from dubito.evaluation.report import evaluation_of
 
 QUICK = ("--samples", 2, "--bootstrap", 50, "--noise", "0,0.2", "--noise-images", 50)
 
@@ -256,9 +257,8 @@ def test_a_project_may_move_as_a_whole(dubito, run: Path, tmp_path: Path, monkey
     assert dubito("evaluate", "run", *QUICK, "--ood", "black.npz").code == 0
     project.rename(tmp_path / "renamed")
     monkeypatch.chdir(tmp_path / "renamed")
-    for options in ((), ("--samples", 1)):
-        result = dubito("report", "run", *options)
-        assert result.code == 0, result.err
+    for samples in (None, 1):
+        assert [Path(name).name for name in evaluation_of("run", samples=samples).ood] == ["black.npz"]
 
 
 def test_data_given_by_a_path_is_found_from_another_folder(dubito, run: Path, tmp_path: Path, monkeypatch) -> None:
@@ -266,11 +266,9 @@ def test_data_given_by_a_path_is_found_from_another_folder(dubito, run: Path, tm
     assert dubito("evaluate", run, *QUICK, "--ood", "data/black.npz").code == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    result = dubito("report", run)
-    assert result.code == 0, result.err
-    result = dubito("report", run, "--samples", 1)  # which evaluates again
-    assert result.code == 0, result.err
-    assert Evaluation.load(run).metrics["settings"]["noise_images"] == 50
+    assert evaluation_of(run).metrics["settings"]["samples"] == 2
+    again = evaluation_of(run, samples=1).metrics["settings"]
+    assert (again["samples"], again["noise_images"]) == (1, 50)
 
 
 def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> None:
@@ -280,8 +278,7 @@ def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> Non
     Path("own.npz").rename("moved/own.npz")
     options = ("--samples", 1, "--bootstrap", 10, "--noise", "none", "--data", "moved/own.npz")
     assert dubito("evaluate", "own", *options).code == 0
-    result = dubito("report", "own")
-    assert result.code == 0, result.err
+    assert len(evaluation_of("own").validation.images)
     result = dubito("evaluate", "own", *options, "--ood", Path("moved/own.npz").resolve())
     assert result.code == 1
     assert "is evaluated itself" in result.err
