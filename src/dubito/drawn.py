@@ -57,20 +57,10 @@ class _Drawn(torch.autograd.Function):
         std: Tensor,
         bias_std: Tensor | None,
     ) -> Tensor:
-        noises: list[tuple[Tensor, Tensor | None]] = []
-        outputs = []
-        for index, group in enumerate(x.tensor_split(draws)):
-            mirrored = antithetic and index % 2 == 1
-            if not mirrored:
-                noises.append(_noise(std, bias_std))
-            noise, bias_noise = noises[-1]
-            sign = -1 if mirrored else 1
-            weight, bias = _shift(mean, std, noise, sign), _shift(bias_mean, bias_std, bias_noise, sign)
-            assert weight is not None
-            outputs.append(linear_map(group, weight, bias))
+        noises = [_noise(std, bias_std) for _ in range(-(-draws // 2) if antithetic else draws)]
         ctx.linear_map, ctx.draws, ctx.antithetic = linear_map, draws, antithetic
         ctx.save_for_backward(x, mean, bias_mean, std, bias_std, *(tensor for pair in noises for tensor in pair))
-        return not_a_view(outputs[0]) if len(outputs) == 1 else torch.cat(outputs)
+        return not_a_view(_with_noises(ctx, noises, x, mean, bias_mean, std, bias_std))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -79,7 +69,7 @@ class _Drawn(torch.autograd.Function):
         inputs = (x, mean, bias_mean, std, bias_std)
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():  # a second derivative is wanted
-            plain = partial(_same_draws, ctx, noises)
+            plain = partial(_with_noises, ctx, noises)
             return (None, None, None, *differentiable_gradients(plain, inputs, needs, gradients[0]))
         wanted = (needs[0], needs[1] or needs[3], needs[2] or needs[4])
         of_inputs: list[Tensor] = []
@@ -127,20 +117,20 @@ class _Sum:
             self.of_std = signed.mul_(noise) if self.of_std is None else self.of_std.addcmul_(signed, noise)
 
 
-def _same_draws(
+def _with_noises(
     ctx: Any,
-    noises: list[tuple[Tensor, Tensor]],
+    noises: list[tuple[Tensor, Tensor | None]],
     x: Tensor,
     mean: Tensor,
     bias_mean: Tensor | None,
     std: Tensor,
     bias_std: Tensor | None,
 ) -> Tensor:
-    """The output by the plain formula with the same noise."""
+    """The output, each group of the batch with the weights of its noise."""
     outputs = []
     for index, group in enumerate(x.tensor_split(ctx.draws)):
         noise, bias_noise = noises[index // 2 if ctx.antithetic else index]
         sign = -1 if ctx.antithetic and index % 2 == 1 else 1
         weight, bias = _shift(mean, std, noise, sign), _shift(bias_mean, bias_std, bias_noise, sign)
         outputs.append(ctx.linear_map(group, weight, bias))
-    return torch.cat(outputs)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -270,7 +270,8 @@ def test_variances_of_logits_are_no_error_bars_of_probabilities(tmp_path: Path) 
         evaluation = reported(folder, head=head, ood=False, history=False)
         assert illustrations.has_epistemic(evaluation)
         assert illustrations.has_error_bars(evaluation) == shown
-        spread, variance = illustrations.probability_std(evaluation), evaluation.test.prediction.epistemic_per_class
+        variance = evaluation.test.prediction.epistemic_per_class
+        spread = illustrations.probability_std(evaluation, torch.arange(len(variance)))
         torch.testing.assert_close(spread.square(), variance if shown else torch.zeros_like(variance))
         text = page_of(evaluation, folder).text
         assert ("error bars" in text) == shown

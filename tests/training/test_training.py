@@ -258,20 +258,18 @@ def test_tensorboard_logs_appear_on_request(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
 
 
+def users_trainer(**options: object) -> pl.Trainer:
+    quietly = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(accelerator="cpu", **dict.fromkeys(quietly, False), **options)
+
+
 def test_the_module_works_with_a_trainer_and_loaders_of_the_users_own() -> None:
     torch.manual_seed(0)
     network = build("lenet5", num_classes=3)
     images, labels = torch.randn(48, 1, 32, 32), torch.arange(48) % 3
     loader = DataLoader(TensorDataset(images, labels), batch_size=16)
     module = Classifier(network, num_data=48, epochs=2, learning_rate=1e-3)
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = users_trainer(max_epochs=2)
     before = network.linear7.weight_mean.clone()
     trainer.fit(module, loader, loader)
     assert not torch.equal(before, network.linear7.weight_mean)
@@ -558,11 +556,10 @@ def test_data_without_a_length_asks_for_the_number_of_batches(tmp_path: Path) ->
                 yield torch.zeros(1, 32, 32), 0
 
     network = build("lenet5", num_classes=10, in_channels=1)
-    options = {"max_steps": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(**options, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path)
+    trainer = users_trainer(max_steps=2, default_root_dir=tmp_path)
     with pytest.raises(OptionError, match="batches_per_epoch"):
         trainer.fit(Classifier(network, num_data=8, epochs=1), DataLoader(Endless(), batch_size=4))
-    trainer = pl.Trainer(**options, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path)
+    trainer = users_trainer(max_steps=2, default_root_dir=tmp_path)
     trainer.fit(Classifier(network, num_data=8, epochs=1, batches_per_epoch=2), DataLoader(Endless(), batch_size=4))
     assert trainer.global_step == 2
 
@@ -601,14 +598,6 @@ def test_training_means_begin_anew_in_every_epoch_of_a_users_trainer() -> None:
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             counts.append(pl_module.sums.images)
 
-    trainer = pl.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Count()],
-    )
+    trainer = users_trainer(max_epochs=3, callbacks=[Count()])
     trainer.fit(module, DataLoader(TensorDataset(images, labels), batch_size=16))
     assert counts == [32, 32, 32]

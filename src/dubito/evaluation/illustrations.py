@@ -97,9 +97,9 @@ def has_error_bars(evaluation: Evaluation) -> bool:
     return has_epistemic(evaluation) and not any(run.config.splits_logits for run in evaluation.runs)
 
 
-def probability_std(evaluation: Evaluation) -> Tensor:
-    """(N, C) the epistemic standard deviations of the test images' probabilities; 0 where these are not known."""
-    variance = evaluation.test.prediction.epistemic_per_class
+def probability_std(evaluation: Evaluation, index: Tensor | int) -> Tensor:
+    """Epistemic standard deviations of the probabilities of some test images; 0 where these are not known."""
+    variance = evaluation.test.prediction.epistemic_per_class[index]
     return variance.sqrt() if has_error_bars(evaluation) else torch.zeros_like(variance)
 
 
@@ -278,7 +278,7 @@ def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
                 figures.gallery,
                 images=test.images[index],
                 probs=test.prediction.probs[index],
-                spread=probability_std(evaluation)[index],
+                spread=probability_std(evaluation, index),
                 class_names=evaluation.class_names,
                 labels=_labels(test)[index].tolist(),
             ),

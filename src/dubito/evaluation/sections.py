@@ -337,7 +337,7 @@ def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
     assert test.labels is not None
     prediction = test.prediction[number]
     truth, label = int(test.labels[number]), int(prediction.label)
-    probs, spread = prediction.probs[0].tolist(), probability_std(evaluation)[number].tolist()
+    probs, spread = prediction.probs[0].tolist(), probability_std(evaluation, number).tolist()
     return {
         "uri": data_uri(test.images[number]),
         "truth": names[truth],

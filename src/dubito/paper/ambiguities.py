@@ -151,7 +151,7 @@ AMBIGUITIES = (
     Ambiguity(
         "Section 4, images",
         "Whether pixels are standardised and images augmented is not said; the old code crops training and test images "
-        "at random. So is no schedule of the learning rate; the old code multiplies it by 0.2 after epoch 60.",
+        "at random. Nor is a schedule of the learning rate; the old code multiplies it by 0.2 after epoch 60.",
         "Pixels standardised by channel, test images never changed. Preset `paper`: no augmentation, a constant rate. "
         "Budget `cpu`: crops and, of CIFAR, flips; one cycle.",
     ),

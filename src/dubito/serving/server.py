@@ -106,7 +106,7 @@ def serve(service: Service, access: Access, opened: socket.socket, started: Call
         server.run(sockets=[opened])
     finally:
         service.close()
-    return server.left or 0
+    return server.left
 
 
 class _Server(uvicorn.Server):
@@ -117,7 +117,7 @@ class _Server(uvicorn.Server):
         self._service = service
         self._started = started
         self._stop_at: float | None = None
-        self.left: int | None = None
+        self.left = 0
         """Requests that were in work when it stopped waiting for them."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
