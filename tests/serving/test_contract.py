@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from dubito import cli
+from dubito.serving.refusal import REFUSALS
 from dubito.training.run import Run
 
 
@@ -199,6 +200,16 @@ def test_a_curve_needs_exactly_one_image(server, digit_images, options) -> None:
     assert "exactly one image" in response.json()["error"]
 
 
+@pytest.mark.parametrize("name", ["samples", "seed", "conformal", "noise", "rotation"])
+def test_true_is_no_number(server, digit_images, name) -> None:
+    image = base64.b64encode(digit_images[0]).decode()
+    with server.client as client:
+        response = client.post("/predict", json={"images": [image], name: True})
+        assert (response.status_code, response.json()) == (422, {"error": f"{name} is True, but must be a number."})
+        flags = {"per_class": True, "draws": True, "preview": True}
+        assert client.post("/predict", json={"images": [image], **flags}).status_code == 200
+
+
 def test_documentation_loads_nothing_from_outside(server) -> None:
     with server.client as client:
         page = client.get("/docs")
@@ -212,6 +223,10 @@ def test_documentation_loads_nothing_from_outside(server) -> None:
     assert list(description["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
     content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert set(content) == {"multipart/form-data", "application/json"}
+    responses = description["paths"]["/predict"]["post"]["responses"]
+    assert responses.keys() == {"200", *map(str, REFUSALS)}
+    assert responses["413"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Refusal"}
+    assert description["components"]["schemas"]["Refusal"]["required"] == ["error"]
     assert "conformal" in json.dumps(content)
 
 

@@ -29,7 +29,7 @@ from dubito.serving.guard import Access, Guard
 from dubito.serving.limits import Limits
 from dubito.serving.measuring import CONTENT_TYPE, Measures
 from dubito.serving.model import ServedModel
-from dubito.serving.refusal import RefusedError, busy
+from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
 from dubito.serving.traffic import Traffic
 from dubito.serving.validation import RULE, Validation
@@ -174,7 +174,11 @@ def application(service: Service, access: Access | None = None) -> Guard:
 
 
 def _add_model(app: FastAPI, service: Service, access: Access) -> None:
-    @app.post("/predict", response_model=None, openapi_extra={"requestBody": request_schema()})
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"description": meaning, "model": Refusal} for status, meaning in REFUSALS.items()
+    }
+
+    @app.post("/predict", response_model=None, responses=refusals, openapi_extra={"requestBody": request_schema()})
     async def predict(request: Request) -> Response:
         """Predict the class of images, with the uncertainty of every answer."""
         if request.query_params:

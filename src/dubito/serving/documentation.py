@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dubito.serving.refusal import REFUSALS
 from dubito.serving.request import Options
 from dubito.serving.validation import RULE
 
@@ -23,17 +24,6 @@ table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 }
 """
 
-_STATUS = {
-    400: "The body cannot be read, the address holds options, or the Host header is not this server's.",
-    401: "The key is missing or wrong.",
-    403: "A page of another origin asked.",
-    408: "The body came too slowly.",
-    413: "The body, the images or their pixels are too many.",
-    415: "The body is neither multipart/form-data nor JSON.",
-    422: "An option makes no sense, or an image cannot be decoded.",
-    503: "The server is busy or stopping; Retry-After says in how many seconds to try again.",
-}
-
 
 def documentation(app: FastAPI, service: Service) -> str:
     """The page as HTML."""
@@ -46,7 +36,7 @@ def documentation(app: FastAPI, service: Service) -> str:
     options = _table(
         (f"<code>{escape(name)}</code>", escape(str(field.description))) for name, field in Options.model_fields.items()
     )
-    statuses = _table((f"<code>{status}</code>", escape(meaning)) for status, meaning in _STATUS.items())
+    statuses = _table((f"<code>{status}</code>", escape(meaning)) for status, meaning in REFUSALS.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>dubito: how to ask {escape(model.name)}</title><link rel="stylesheet" href="/docs.css"></head><body>

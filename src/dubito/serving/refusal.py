@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from dubito.errors import DubitoError
 
-__all__ = ["RefusedError", "busy"]
+__all__ = ["REFUSALS", "Refusal", "RefusedError", "busy"]
+
+REFUSALS: dict[int, str] = {
+    400: "The body cannot be read, the address holds options, or the Host header is not this server's.",
+    401: "The key is missing or wrong.",
+    403: "A page of another origin asked.",
+    408: "The body came too slowly.",
+    413: "The body, the images or their pixels are too many.",
+    415: "The body is neither multipart/form-data nor JSON.",
+    422: "An option makes no sense, or an image cannot be decoded.",
+    503: "The server is busy or stopping; Retry-After says in how many seconds to try again.",
+}
+"""What the statuses of refused predictions mean."""
+
+
+class Refusal(BaseModel):
+    """The body of such an answer."""
+
+    error: str
 
 
 class RefusedError(DubitoError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from dubito.serving.decoding import decode_base64
 from dubito.serving.limits import Limits
@@ -34,8 +35,16 @@ def _numbers(value: Any) -> Any:
     return [value]
 
 
-_Gamma = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
-_Degrees = Annotated[float, Field(ge=-360, le=360, allow_inf_nan=False)]
+def _no_truth(value: Any) -> Any:
+    """`value`, unless it is true or false, which would count as 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+_Number = BeforeValidator(_no_truth)
+_Gamma = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False), _Number]
+_Degrees = Annotated[float, Field(ge=-360, le=360, allow_inf_nan=False), _Number]
 _Several = BeforeValidator(_numbers)
 
 
@@ -45,7 +54,9 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     samples: Annotated[
-        int | None, Field(ge=1, description="Draws of the network, by the method sample unless another is named.")
+        int | None,
+        Field(ge=1, description="Draws of the network, by the method sample unless another is named."),
+        _Number,
     ] = None
     method: Annotated[
         Literal["auto", "sample", "moments"],
@@ -55,6 +66,7 @@ class Options(BaseModel):
     conformal: Annotated[
         float | None,
         Field(gt=0, lt=1, description="Also give a set of classes that holds the true one this often, such as 0.9."),
+        _Number,
     ] = None
     draws: Annotated[bool, Field(description="Also give the probabilities of each draw, at most 100.")] = False
     noise: Annotated[
@@ -70,6 +82,7 @@ class Options(BaseModel):
     seed: Annotated[
         int | None,
         Field(ge=0, lt=2**62, description="Makes noise and draws reproducible; without it every request draws anew."),
+        _Number,
     ] = None
     preview: Annotated[bool, Field(description="Also give the image that the network saw.")] = False
 
