@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dubito.cli.train import _names
+from dubito.cli.train import _names, _warmup
 from dubito.errors import DubitoError
 from dubito.training import Run, configure
 
@@ -25,10 +25,16 @@ def test_training_says_what_it_does_and_what_comes_next(dubito, tmp_path: Path) 
     assert result.code == 0
     assert "Training a Bayesian lenet5 on digits (preset default, seed 0)." in result.out
     assert "1,294 training and 144 validation images of 10 classes; 123,412 parameters." in result.out
-    assert "Temperature 0.05 (1 would be the exact free energy), prior learned." in result.out
+    reached = "reached over 2 epochs, of which there are only 1"
+    assert f"Temperature 0.05 (1 would be the exact free energy), {reached}, prior learned." in result.out
     assert "Best epoch 1 of 1: validation accuracy " in result.out
     assert result.out.endswith("The run is in runs/first.\nNext: dubito predict runs/first IMAGES...\n")
     assert len(run_of(tmp_path / "runs/first").metrics()) == 1
+
+
+def test_it_says_over_how_many_epochs_kl_rises() -> None:
+    assert _warmup(configure(epochs=2)) == ", reached over 2 epochs"
+    assert _warmup(configure(warmup_epochs=0)) == _warmup(configure(kl_schedule="uniform")) == ""
 
 
 def test_flags_override_the_file_which_overrides_the_preset(dubito, tmp_path: Path) -> None:

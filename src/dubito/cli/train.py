@@ -197,9 +197,17 @@ def _announcement(config: TrainingConfig) -> Any:
         _say(f"{kept:,} training and {held_out:,} validation images of {classes} classes; {parameters:,} parameters.")
         if config.inference == "vi":
             exact = "the exact free energy" if config.temperature == 1 else "1 would be the exact free energy"
-            _say(f"Temperature {config.temperature:g} ({exact}), prior {config.prior}.")
+            _say(f"Temperature {config.temperature:g} ({exact}){_warmup(config)}, prior {config.prior}.")
 
     return LambdaCallback(on_fit_start=announce)
+
+
+def _warmup(config: TrainingConfig) -> str:
+    """How KL comes to its full weight, if it does not have it from the first."""
+    if config.kl_schedule != "warmup" or config.warmup_epochs == 0:
+        return ""
+    beyond = f", of which there are only {config.epochs}" if config.warmup_epochs > config.epochs else ""
+    return f", reached over {config.warmup_epochs:g} epochs{beyond}"
 
 
 def _summarize(run: Run) -> None:
