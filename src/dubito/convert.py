@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import Unpack
 
+from dubito.convolution import Conv2d
 from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError
 from dubito.head import Head, attach_head
@@ -41,12 +42,13 @@ TWINS: dict[type[nn.Module], type[BayesLayer]] = {
     nn.Linear: BayesLinear,
     nn.Conv1d: BayesConv1d,
     nn.Conv2d: BayesConv2d,
+    Conv2d: BayesConv2d,
     nn.Conv3d: BayesConv3d,
     nn.ConvTranspose1d: BayesConvTranspose1d,
     nn.ConvTranspose2d: BayesConvTranspose2d,
     nn.ConvTranspose3d: BayesConvTranspose3d,
 }
-"""The Bayesian twin of each layer of torch. Subclasses are left alone: others rely on what they add."""
+"""The Bayesian twin of each layer of torch. Subclasses but our own are left alone: others rely on what they add."""
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from dubito import winograd
+from dubito.autograd import differentiable_gradients, not_a_view
 from dubito.windows import Window
 
-__all__ = ["Convolution", "LinearMap", "MatrixProduct"]
+__all__ = ["Convolution", "LinearMap", "MatrixProduct", "mapped"]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -68,6 +70,8 @@ class Convolution:
         window = self._tiny(x, weight)
         if window is not None and _by_rows(window, x, weight):
             return _output(window, x, weight, bias)
+        if self._by_winograd(x, weight) and not torch.is_grad_enabled():
+            return winograd.convolve(x, weight, bias, self.padding)
         return torch.convolution(
             x,
             weight,
@@ -87,7 +91,10 @@ class Convolution:
         return weight.contiguous(memory_format=torch.channels_last) if dense else weight
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
-        """torch's own, but for tiny maps; that of a weight has its memory layout there."""
+        """torch's own, but for tiny maps and small kernels; on tiny maps a weight's has its memory layout."""
+        if self._by_winograd(x, weight):
+            of_x, of_weight = winograd.gradients(gradient, x, weight, self.padding, needs[:2])
+            return of_x, of_weight, gradient.sum((0, 2, 3)) if needs[2] else None
         window = self._tiny(x, weight)
         if window is not None and len(x) < FEW:
             window = None
@@ -116,10 +123,46 @@ class Convolution:
 
     def _tiny(self, x: Tensor, weight: Tensor) -> Window | None:
         """The window, if input and output have so few positions that products of matrices are faster."""
+        window = self._window(x, weight)
+        return window if window is not None and window.pairs <= TINY else None
+
+    def _by_winograd(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether fewer multiplications pay; not in double precision, which is there for its small errors."""
+        window = self._window(x, weight)
+        if window is None or x.dtype is not torch.float32:
+            return False
+        small = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1)
+        return small and winograd.pays(len(x), weight.shape[:2], window.output)
+
+    def _window(self, x: Tensor, weight: Tensor) -> Window | None:
+        """The window of an ordinary convolution of images on the CPU."""
         if self.transposed or self.groups > 1 or x.dim() != 4 or x.device.type != "cpu":
             return None
-        window = Window.over(tuple(x.shape[2:]), tuple(weight.shape[2:]), self.stride, self.padding, self.dilation)
-        return window if window.pairs <= TINY else None
+        return Window.over(tuple(x.shape[2:]), tuple(weight.shape[2:]), self.stride, self.padding, self.dilation)
+
+
+def mapped(linear_map: LinearMap, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The output of a linear map, with its own gradients."""
+    if not torch.is_grad_enabled():
+        return linear_map(x, weight, bias)
+    result: Tensor = _Mapped.apply(linear_map, x, weight, bias)
+    return result
+
+
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, linear_map: LinearMap, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.linear_map = linear_map
+        ctx.save_for_backward(x, weight, bias)
+        return not_a_view(linear_map(x, weight, bias))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            return (None, *differentiable_gradients(ctx.linear_map, (x, weight, bias), needs, gradients[0]))
+        return (None, *ctx.linear_map.gradients(gradients[0], x, weight, needs))
 
 
 TINY = 16

@@ -8,6 +8,7 @@ from enum import Enum
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from dubito.convolution import Conv2d
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.head import ClassificationHead, Head, attach_head, get_head
 from dubito.layers import BayesConv2d, BayesianOptions, BayesLinear
@@ -54,7 +55,7 @@ class Network(nn.Sequential):
             if isinstance(row, Convolution):
                 options = (shape.input[0], row.width, row.kernel, row.stride, row.padding)
                 layers[f"convolution{number}"] = (
-                    BayesConv2d(*options, **bayesian) if inference is Inference.VI else nn.Conv2d(*options)
+                    BayesConv2d(*options, **bayesian) if inference is Inference.VI else Conv2d(*options)
                 )
             elif isinstance(row, MaxPooling):
                 layers[f"pooling{number}"] = nn.MaxPool2d(row.kernel, row.stride)
