@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmark_workers import ClockWorker, Exits, Missing, Raises, here
+from torch import nn
 
 import dubito
 from dubito.benchmark import OURS, Frequentist, Measure, PlainNetwork, Work, compare, measures_of, open_workers, ratios
@@ -62,6 +63,12 @@ def test_a_system_that_fails_is_left_out_with_its_reason_and_the_others_go_on() 
 def test_without_the_twin_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(WorkerError, match=r"frequentist twin failed.*out of time"):
         compare(clocks([], twin=[1.0], local=[1.0] * 9), [Measure("step", STEP, STEP, rounds=3)])
+
+
+def test_the_twin_that_all_are_compared_with_has_layers_of_torch_alone():
+    network = Work("lenet5", Task.STEP, 2).build()
+    convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    assert [type(layer) for layer in convolutions] == [nn.Conv2d, nn.Conv2d]
 
 
 def test_systems_do_only_what_they_can_and_are_asked_for() -> None:

@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from dubito.convolution import Conv2d
 from dubito.head import attach_head
 from dubito.models import build
 
@@ -50,12 +51,16 @@ class Work:
     samples: int = 1
 
     def build(self) -> nn.Module:
-        """The frequentist network, the same at every call."""
+        """The frequentist network, the same at every call; of torch's own layers, as one would write it without us."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             if isinstance(self.network, PlainNetwork):
                 return self.network.build()
-            return build(self.network, CLASSES, CHANNELS, "frequentist")
+            network = build(self.network, CLASSES, CHANNELS, "frequentist")
+        for layer in network.modules():
+            if type(layer) is Conv2d:
+                layer.__class__ = nn.Conv2d  # type: ignore[assignment]
+        return network
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Images and labels, the same at every call."""
