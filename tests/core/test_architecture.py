@@ -159,13 +159,13 @@ def test_import_brings_in_nothing_heavier_than_torch():
     assert run_python(code) == ""
 
 
-def test_import_adds_less_than_150_milliseconds_to_torch():
+def test_import_adds_less_than_a_tenth_to_that_of_torch():
     """The public names are asked for too, for a lazy import that is paid at the first use would be no saving."""
     code = (
-        "import time, torch; start = time.perf_counter(); import dubito; "
-        f"[getattr(dubito, name) for name in {PUBLIC}]; print(time.perf_counter() - start)"
+        "from time import perf_counter as now; start = now(); import torch; middle = now(); import dubito; "
+        f"[getattr(dubito, name) for name in {PUBLIC}]; print((now() - middle) / (middle - start))"
     )
-    assert min(float(run_python(code)) for _ in range(3)) < 0.150
+    assert min(float(run_python(code)) for _ in range(3)) < 0.1
 
 
 def test_every_public_name_exists():
