@@ -28,7 +28,7 @@ __all__ = ["convolve", "gradients", "pays"]
 TILE, PATCH = 4, 6
 """Outputs and inputs of a patch along an axis; 6 is also the number of points."""
 
-COLUMNS = 1 << 14
+COLUMNS = 1 << 15
 """Patches times channels that pass through all steps at once."""
 
 FEWEST_PATCHES = 64
