@@ -9,6 +9,7 @@ import pytest
 from dubito.errors import OptionError
 from dubito.paper.cells import (
     BUDGETS,
+    CPU_KL,
     LONG,
     LONG_SETTINGS,
     Cell,
@@ -73,15 +74,20 @@ def test_the_paper_budget_is_the_preset_of_that_name_untouched() -> None:
     assert settings(Cell("vgg16", "cifar10"), PAPER, Path()).epochs == 100
 
 
-def test_the_cpu_budget_changes_nothing_of_the_default_preset_but_epochs_and_the_start_of_vgg16() -> None:
+def test_the_cpu_budget_changes_nothing_of_the_default_preset_but_epochs_kl_of_alexnet_and_the_start_of_vgg16() -> None:
     for cell in grid(CPU):
         found = settings(cell, CPU, Path("runs"))
         names = {"model": cell.model, "data": cell.data, "inference": cell.inference, "head": cell.head}
         changed = {"epochs"} | ({"warm_start", "prior", "warmup_epochs"} if warm(cell, CPU) else set())
         changed |= set(LONG_SETTINGS) if cell == LONG else set()
+        weighed = CPU_KL.get((cell.model, cell.data), {})
+        assert weighed == {name: getattr(found, name) for name in weighed}
+        changed |= set(weighed)
         given = {name: getattr(found, name) for name in changed}
         assert found == configure(**names, **given)
         assert warm(cell, CPU) == (cell.model == "vgg16" and cell.inference == "vi")
+    assert {name for weighed in CPU_KL.values() for name in weighed} == {"temperature", "warmup_epochs"}
+    assert {model for model, _ in CPU_KL} == {"alexnet"}
 
 
 def test_the_cheapest_networks_come_first_and_vgg16_last_and_after_its_twin() -> None:

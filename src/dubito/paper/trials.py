@@ -12,9 +12,9 @@ from dubito.training.run import Run
 __all__ = ["TEXT", "trials"]
 
 TEXT = (
-    "Trainings that led to the settings of the preset `default`, or away from others. Each is judged by the validation "
-    "split, at its epoch of lowest NLL, and by the NLL of its last epoch; many were stopped when they fell behind. A "
-    "setting that is not named is the preset's."
+    "Trainings that led to the settings of the preset `default` and of the budget `cpu`, or away from others. Each is "
+    "judged by the validation split, at its epoch of lowest NLL, and by the NLL of its last epoch; many were stopped "
+    "when they fell behind. A setting that is not named is the preset's."
 )
 
 
