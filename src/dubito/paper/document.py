@@ -8,7 +8,7 @@ from typing import Any
 
 from dubito.errors import RunError
 from dubito.paper.ambiguities import AMBIGUITIES
-from dubito.paper.cells import BUDGETS, estimated_seconds, grid
+from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
 from dubito.paper.display import duration
 from dubito.paper.results import read
@@ -189,13 +189,30 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
     if not missed:
         parts.append(f"Every network that was run ({len(found)}) reaches all of it.")
         return "\n\n".join(parts)
-    parts.append(f"{len(missed)} of {len(found)} networks miss some of it. Their learning curves:")
+    parts.append(
+        f"{len(missed)} of {len(found)} networks miss some of it. Their learning curves, on validation images, follow; "
+        "what was tried is told below. A twin that overfits is compared at its epoch of lowest NLL, where its "
+        "probabilities are still calibrated."
+    )
     for goal in missed:
         model, data = goal.cell.split("-")[:2]
         name = f"table1-{model}-{data}.png"
+        parts.append(_course(goal.title, Cell(model, data), contents["table1"]["curves"]))
         if (results / name).exists():
             parts.append(f"![Learning curves of {goal.title}]({link}/{name})")
     return "\n\n".join(parts)
+
+
+def _course(title: str, cell: Cell, curves: dict[str, list[dict[str, float]]]) -> str:
+    """How a training and its twin's went: whether it was still learning, or the twin saved by an early epoch."""
+    ours, twin = ([row["val_nll"] for row in curves.get(name, [])] for name in (cell.name, cell.twin.name))
+    best = f"lowest NLL after epoch {ours.index(min(ours)) + 1} of {len(ours)}"
+    last = f"ECE after the last epoch {curves[cell.name][-1]['val_ece']:.3f}"
+    if twin:
+        best += f" (twin: {twin.index(min(twin)) + 1} of {len(twin)})"
+        last += f" (twin: {curves[cell.twin.name][-1]['val_ece']:.3f})"
+    more = "; it was still falling, so that more epochs may help" if ours[-1] == min(ours) < ours[0] else ""
+    return f"{title}: {best}{more}; {last}."
 
 
 def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:
