@@ -151,7 +151,7 @@ CPU_EPOCHS = {
 }
 """Epochs of the budget ``cpu``; those of a frequentist VGG16, from which the Bayesian one starts."""
 
-CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 1}
+CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 2}
 """Epochs of a Bayesian VGG16 of the budget ``cpu``."""
 
 CPU_KL: dict[tuple[str, str], dict[str, Any]] = {("alexnet", "cifar100"): {"temperature": 0.1, "warmup_epochs": 10.0}}
