@@ -354,3 +354,13 @@ def test_the_display_shows_cells_done_running_left_and_the_time_left(tmp_path) -
     with Display(Console(file=plain, width=60)) as display:
         display(shown)
     assert "Bayesian (VI) AlexNet on CIFAR-10: failed: The loss is not finite." in plain.getvalue()
+
+
+def test_no_committed_result_names_a_path_of_the_machine_that_made_it():
+    files = sorted((Path(__file__).parents[2] / "results/reproduction").glob("*/*.json"))
+    assert files
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        commands = [facts["command"] for facts in content["cells"].values() if facts]
+        words = [*content["made"]["command"].split(), *(word for command in commands for word in command)]
+        assert [word for word in words if word.startswith("/")] == [], file
