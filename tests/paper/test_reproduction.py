@@ -83,7 +83,9 @@ def test_the_figures_are_pictures_of_something(smoke) -> None:
 
 def test_measured_numbers_are_those_of_the_run_folders(smoke) -> None:
     for row in rows_of(smoke.results / "table1.csv"):
-        metrics = Evaluation.load(smoke.runs / row["cell"], images=False).metrics
+        evaluation = Evaluation.load(smoke.runs / row["cell"], images=False)
+        metrics, highest = evaluation.metrics, evaluation.test.prediction.probs.double().amax(1)
+        assert float(row["measured_confidence"]) == pytest.approx(100 * highest.mean().item())
         assert float(row["measured_accuracy"]) == pytest.approx(100 * metrics["accuracy"])
         assert float(row["measured_nll"]) == metrics["nll"]
         assert float(row["measured_ece"]) == metrics["ece"]

@@ -197,14 +197,15 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
     for goal in missed:
         model, data = goal.cell.split("-")[:2]
         name = f"table1-{model}-{data}.png"
-        parts.append(_course(goal.title, Cell(model, data), contents["table1"]["curves"]))
+        parts.append(_course(goal.title, Cell(model, data), contents["table1"]))
         if (results / name).exists():
             parts.append(f"![Learning curves of {goal.title}]({link}/{name})")
     return "\n\n".join(parts)
 
 
-def _course(title: str, cell: Cell, curves: dict[str, list[dict[str, float]]]) -> str:
-    """How a training and its twin's went: whether it was still learning, or the twin saved by an early epoch."""
+def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
+    """How a training and its twin's went: still learning, saved by an early epoch, too sure or too cautious."""
+    curves = content["curves"]
     ours, twin = ([row["val_nll"] for row in curves.get(name, [])] for name in (cell.name, cell.twin.name))
     best = f"lowest NLL after epoch {ours.index(min(ours)) + 1} of {len(ours)}"
     last = f"ECE after the last epoch {curves[cell.name][-1]['val_ece']:.3f}"
@@ -212,7 +213,27 @@ def _course(title: str, cell: Cell, curves: dict[str, list[dict[str, float]]]) -
         best += f" (twin: {twin.index(min(twin)) + 1} of {len(twin)})"
         last += f" (twin: {curves[cell.twin.name][-1]['val_ece']:.3f})"
     more = "; it was still falling, so that more epochs may help" if ours[-1] == min(ours) < ours[0] else ""
-    return f"{title}: {best}{more}; {last}."
+    measured = {row["cell"]: row["measured"] for row in content["rows"]}
+    return f"{title}: {best}{more}; {last}{_sureness(measured[cell.name], measured.get(cell.twin.name))}."
+
+
+def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
+    """Mean confidence beside accuracy, which calibration error does not tell apart; nothing if it is not known.
+
+    >>> _sureness({"confidence": 39.0, "accuracy": 46.5}, {"confidence": 48.25, "accuracy": 44.0})
+    '; on test images 39.0 % sure on average and 46.5 % right, too cautious (twin: 48.2 and 44.0, too sure)'
+    """
+
+    def verdict(row: dict[str, Any]) -> str:
+        return "too cautious" if row["confidence"] < row["accuracy"] else "too sure"
+
+    if "confidence" not in measured:
+        return ""
+    sure, right = measured["confidence"], measured["accuracy"]
+    text = f"; on test images {sure:.1f} % sure on average and {right:.1f} % right, {verdict(measured)}"
+    if twin is not None and "confidence" in twin:
+        text += f" (twin: {twin['confidence']:.1f} and {twin['accuracy']:.1f}, {verdict(twin)})"
+    return text
 
 
 def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:

@@ -93,6 +93,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
     for name in ("nll", "ece"):
         row[name] = metrics[name]
         row[f"{name}_low"], row[f"{name}_high"] = metrics["intervals"][name]
+    row["confidence"] = 100 * float(found.evaluation.test.prediction.confidence.double().mean())
     first, last = found.epochs[0], found.epochs[-1]
     return {
         **row,
