@@ -124,7 +124,10 @@ class Convolution:
     def _tiny(self, x: Tensor, weight: Tensor) -> Window | None:
         """The window, if input and output have so few positions that products of matrices are faster."""
         window = self._window(x, weight)
-        return window if window is not None and window.pairs <= TINY else None
+        if window is None or window.pairs > SMALL:
+            return None
+        wide = min(weight.shape[:2]) >= WIDE
+        return window if window.pairs <= TINY or (wide and window.is_dense and window.is_mostly_padding) else None
 
     def _by_winograd(self, x: Tensor, weight: Tensor) -> bool:
         """Whether fewer multiplications pay; not in double precision, which is there for its small errors."""
@@ -165,11 +168,11 @@ class _Mapped(torch.autograd.Function):
         return (None, *ctx.linear_map.gradients(gradients[0], x, weight, needs))
 
 
-TINY = 16
-"""Pairs of an output's and an input's position, up to which a map counts as tiny: 2x2 to 2x2.
-
-A 3x3 kernel lies mostly on padding there, and libraries multiply that too.
-"""
+TINY, SMALL = 16, 256
+"""Pairs of an output's and an input's position, up to which a map counts as tiny: 2x2 to 2x2, always, and 4x4 to 4x4
+with many channels if the kernel lies mostly on padding. Libraries multiply that too."""
+WIDE = 64
+"""Channels from which on many small products of matrices pay."""
 FEW, MANY = 32, 64
 """Images from which on it pays to compute a weight's gradient by cells of the kernel, and the rest by its rows."""
 

@@ -65,6 +65,15 @@ class Window:
         return self.pairs <= 2 * math.prod(self.kernel)
 
     @property
+    def is_mostly_padding(self) -> bool:
+        """Whether at least half of the kernel's cells lie on padding, counted over all positions of the output.
+
+        >>> Window.over((4, 4), (5, 5), (1, 1), (2, 2), (1, 1)).is_mostly_padding
+        True
+        """
+        return 2 * _overlaps(self) <= math.prod(self.output) * math.prod(self.kernel)
+
+    @property
     def pairs(self) -> int:
         """Pairs of a position of the output and one of the input."""
         return math.prod(self.output) * math.prod(self.input)
@@ -108,6 +117,12 @@ def _cells(window: Window) -> list[int]:
     """The cell of the kernel, or their number if there is none, for each pair of positions of output and input."""
     places = product(product(*map(range, window.output)), product(*map(range, window.input)))
     return [_cell(window, *place) for place in places]
+
+
+@lru_cache(maxsize=256)
+def _overlaps(window: Window) -> int:
+    """Pairs of positions of output and input that a cell of the kernel joins."""
+    return sum(cell < math.prod(window.kernel) for cell in _cells(window))
 
 
 def _cell(window: Window, output: tuple[int, ...], source: tuple[int, ...]) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dubito.linear_maps import FEW, MANY, Convolution
+from dubito.linear_maps import FEW, MANY, WIDE, Convolution
 from dubito.windows import Window
 
 WINDOWS = [
@@ -47,11 +47,21 @@ def test_cells_of_the_kernel_lead_where_the_matrix_says(window):
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (2, 3)])
 @pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
 def test_convolutions_on_tiny_maps_are_torch_s(images, size, kernel, stride):
-    """Outputs and all three gradients, in float64."""
-    convolution = Convolution(stride, (1, 1), (1, 1), False, (0, 0), 1)
-    x, weight, bias = randn(images, 3, *size), randn(5, 3, *kernel, seed=1), randn(5, seed=2)
+    assert_torch_s(randn(images, 3, *size), randn(5, 3, *kernel, seed=1), stride, (1, 1))
+
+
+@pytest.mark.parametrize("images", [FEW - 1, FEW, MANY])
+@pytest.mark.parametrize(("size", "kernel"), [((4, 4), (5, 5)), ((4, 3), (5, 5)), ((4, 4), (7, 7))])
+def test_wide_convolutions_that_lie_mostly_on_padding_are_torch_s(images, size, kernel):
+    padding = (kernel[0] // 2, kernel[1] // 2)
+    assert_torch_s(randn(images, WIDE, *size), randn(WIDE + 1, WIDE, *kernel, seed=1), (1, 1), padding)
+
+
+def assert_torch_s(x, weight, stride, padding):
+    """Outputs and all three gradients."""
+    convolution, bias = Convolution(stride, padding, (1, 1), False, (0, 0), 1), randn(len(weight), seed=2)
     given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    expected = F.conv2d(*given, stride=stride, padding=1)
+    expected = F.conv2d(*given, stride=stride, padding=padding)
     torch.testing.assert_close(convolution(x, weight, bias), expected.detach())
     assert convolution(x, weight, bias).is_contiguous()
     gradient = randn(*expected.shape, seed=3)
@@ -84,8 +94,9 @@ def test_only_tiny_maps_of_many_images_on_a_cpu_are_computed_as_matrices(monkeyp
     """Counts how often the rows of a kernel are asked for."""
     asked, rows = [], Window.rows
     monkeypatch.setattr(Window, "rows", lambda self: asked.append(self) or rows(self))
-    convolution = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    weight = randn(2, 3, 3, 3)
-    for images, size in ((MANY, 2), (MANY - 1, 2), (MANY, 3)):
-        convolution(randn(images, 3, size, size), weight, None)
-    assert len(asked) == 1
+    by_rows = [(MANY, 3, 2, 3), (MANY, WIDE, 4, 5), (MANY, WIDE, 4, 7)]  # images, channels, size, kernel
+    not_so = [(MANY - 1, 3, 2, 3), (MANY, 3, 3, 3), (MANY, WIDE - 1, 4, 5), (MANY, WIDE, 4, 3), (MANY, WIDE, 5, 5)]
+    for images, channels, size, kernel in by_rows + not_so:
+        convolution = Convolution((1, 1), (kernel // 2, kernel // 2), (1, 1), False, (0, 0), 1)
+        convolution(randn(images, channels, size, size), randn(channels, channels, kernel, kernel), None)
+    assert [(window.input[0], window.kernel[0]) for window in asked] == [(2, 3), (4, 5), (4, 7)]
