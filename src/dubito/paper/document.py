@@ -204,7 +204,7 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
 
 
 def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
-    """How a training and its twin's went: still learning, saved by an early epoch, too sure or too cautious."""
+    """How a training and its twin's went: still learning, saved by an early epoch, too sure or too modest."""
     curves = content["curves"]
     ours, twin = ([row["val_nll"] for row in curves.get(name, [])] for name in (cell.name, cell.twin.name))
     best = f"lowest NLL after epoch {ours.index(min(ours)) + 1} of {len(ours)}"
@@ -221,11 +221,11 @@ def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
     """Mean confidence beside accuracy, which calibration error does not tell apart; nothing if it is not known.
 
     >>> _sureness({"confidence": 39.0, "accuracy": 46.5}, {"confidence": 48.25, "accuracy": 44.0})
-    '; on test images 39.0 % sure on average and 46.5 % right, too cautious (twin: 48.2 and 44.0, too sure)'
+    '; on test images 39.0 % sure on average and 46.5 % right, too modest (twin: 48.2 and 44.0, too sure)'
     """
 
     def verdict(row: dict[str, Any]) -> str:
-        return "too cautious" if row["confidence"] < row["accuracy"] else "too sure"
+        return "too modest" if row["confidence"] < row["accuracy"] else "too sure"
 
     if "confidence" not in measured:
         return ""
