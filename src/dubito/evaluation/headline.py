@@ -10,7 +10,7 @@ from typing import Any
 
 from dubito.evaluation.evaluation import Evaluation
 
-__all__ = ["Card", "cards", "percent", "title_and_lead"]
+__all__ = ["Card", "cards", "leaning", "percent", "title_and_lead"]
 
 MODELS = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 KINDS = {"vi": "Bayesian", "frequentist": "Frequentist", "dropout": "MC dropout"}
@@ -48,16 +48,22 @@ def title_and_lead(evaluation: Evaluation) -> tuple[str, str]:
     return title, f"{', '.join(facts)}. {tested}"
 
 
+def leaning(confidence: float, accuracy: tuple[float, float]) -> str:
+    """What mean confidence says beside the interval of accuracy.
+
+    >>> leaning(0.98, (0.95, 0.97)), leaning(0.96, (0.95, 0.97)), leaning(0.9, (0.95, 0.97))
+    ('too sure', 'as sure as it should be', 'too modest')
+    """
+    low, high = accuracy
+    return "as sure as it should be" if low <= confidence <= high else "too sure" if confidence > high else "too modest"
+
+
 def cards(evaluation: Evaluation) -> list[Card]:
     """The numbers that matter."""
     metrics = evaluation.metrics
     intervals = metrics["intervals"]
     accuracy, nll, ece = metrics["accuracy"], metrics["nll"], metrics["ece"]
     confidence = float(evaluation.test.prediction.confidence.double().mean())
-    low, high = intervals["accuracy"]
-    leaning = (
-        "as sure as it should be" if low <= confidence <= high else "too sure" if confidence > high else "too modest"
-    )
     first = [
         Card(
             "Accuracy",
@@ -75,7 +81,8 @@ def cards(evaluation: Evaluation) -> list[Card]:
             "Calibration error",
             percent(ece),
             _between(intervals["ece"], percent),
-            f"Its confidence is off by {100 * ece:.1f} percentage points on average; on the whole it is {leaning} "
+            f"Its confidence is off by {100 * ece:.1f} percentage points on average; on the whole it is "
+            f"{leaning(confidence, intervals['accuracy'])} "
             f"({percent(confidence)} sure, {percent(accuracy)} right).",
         ),
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import RunError
+from dubito.evaluation.headline import leaning
 from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
@@ -218,22 +219,16 @@ def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
 
 
 def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
-    """Mean confidence beside accuracy, which calibration error does not tell apart; nothing if it is not known.
+    """Mean confidence beside accuracy, for calibration error does not say which is larger; nothing if not known."""
 
-    >>> _sureness({"confidence": 39.0, "accuracy": 46.5}, {"confidence": 48.25, "accuracy": 44.0})
-    '; on test images 39.0 % sure on average and 46.5 % right, too modest (twin: 48.2 and 44.0, too sure)'
-    """
-
-    def verdict(row: dict[str, Any]) -> str:
-        return "too modest" if row["confidence"] < row["accuracy"] else "too sure"
+    def told(row: dict[str, Any], text: str) -> str:
+        verdict = leaning(row["confidence"], (row["accuracy_low"], row["accuracy_high"]))
+        return text.format(row["confidence"], row["accuracy"], verdict)
 
     if "confidence" not in measured:
         return ""
-    sure, right = measured["confidence"], measured["accuracy"]
-    text = f"; on test images {sure:.1f} % sure on average and {right:.1f} % right, {verdict(measured)}"
-    if twin is not None and "confidence" in twin:
-        text += f" (twin: {twin['confidence']:.1f} and {twin['accuracy']:.1f}, {verdict(twin)})"
-    return text
+    text = told(measured, "; on test images {:.1f} % sure on average and {:.1f} % right, {}")
+    return text if twin is None or "confidence" not in twin else text + told(twin, " (twin: {:.1f} and {:.1f}, {})")
 
 
 def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:
