@@ -23,9 +23,9 @@ from torch import Tensor
 import dubito
 from dubito.data import normalize
 from dubito.export import OnnxModel, export
-from dubito.head import ClassificationHead, resolve_head
-from dubito.moments import Propagate, predict_moments
-from dubito.training.run import Run, write_atomically
+from dubito.heads import ClassificationHead, resolve_head
+from dubito.prediction.moments import Propagate, predict_moments
+from dubito.runs.run import Run, write_atomically
 
 BATCHES = (1, 128)
 DRAWS = 10

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.estimators import Estimator, Flipout, Local, Weight
-from dubito.head import ClassificationHead, categorical_log_likelihood, resolve_head
+from dubito.heads import ClassificationHead, categorical_log_likelihood, resolve_head
+from dubito.runs.run import Run, write_atomically
 from dubito.training import ImageData
-from dubito.training.run import Run, write_atomically
 
 ESTIMATORS: dict[str, Estimator] = {
     "local": Local(),

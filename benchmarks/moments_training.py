@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito.head import SoftplusHead, categorical_log_likelihood
-from dubito.moments import logit_moments
+from dubito.heads import SoftplusHead, categorical_log_likelihood
+from dubito.prediction.moments import logit_moments
+from dubito.runs.run import write_atomically
 from dubito.training import ImageData
-from dubito.training.run import write_atomically
 
 TEMPERATURE = 0.05
 

@@ -29,8 +29,8 @@ import dubito
 from dubito.data import Batches, Dataset, normalize, open_dataset, split_validation
 from dubito.errors import DubitoError
 from dubito.evaluation.metrics import accuracy, calibration_error, nll
+from dubito.runs.run import Run, write_atomically
 from dubito.training import configure, resume, train
-from dubito.training.run import Run, write_atomically
 
 BATCH = 64
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.evaluation.figures import COLORS, STYLE
-from dubito.head import Head
+from dubito.heads import Head
 
 INTERVAL = (-2.0, 2.0)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubito.benchmark import OURS, Frequentist, System
 from dubito.benchmark.systems import NUM_DATA, FrequentistInFour
-from dubito.posterior import PAPER_STD
+from dubito.variational.posterior import PAPER_STD
 
 RHO = math.log(math.expm1(PAPER_STD))
 """What softplus makes the initial standard deviation of."""

@@ -13,14 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dubito import data, models, training
-    from dubito.convert import to_bayesian, to_deterministic
-    from dubito.divergence import kl_divergence
-    from dubito.elbo import ELBO, FreeEnergy, KLSchedule
-    from dubito.ensembles import Ensemble, ensemble, mc_dropout
+    from dubito.convert.conversion import to_bayesian, to_deterministic
+    from dubito.convert.logits import Logits
+    from dubito.convert.pruning import prune
+    from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
-    from dubito.estimators import estimator
-    from dubito.head import attach_head, log_softplus_normalize, softplus_normalize
-    from dubito.layers import (
+    from dubito.estimators.base import estimator
+    from dubito.heads.base import attach_head, log_softplus_normalize, softplus_normalize
+    from dubito.heads.split import Prediction, decompose, decompose_logits
+    from dubito.layers.base import (
         BayesConv1d,
         BayesConv2d,
         BayesConv3d,
@@ -30,22 +31,21 @@ if TYPE_CHECKING:
         BayesLayer,
         BayesLinear,
     )
-    from dubito.logits import Logits
-    from dubito.model_summary import Summary, summary
-    from dubito.prediction import predict
-    from dubito.pruning import prune
-    from dubito.training.run import load
-    from dubito.uncertainty import Prediction, decompose, decompose_logits
+    from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout
+    from dubito.prediction.predictor import predict
+    from dubito.runs.run import load
+    from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
+    from dubito.variational.kl import kl_divergence
 
 # Names are imported when first used, so that the command line can print its help without waiting for torch.
 _HOMES = {
-    "convert": ["to_bayesian", "to_deterministic"],
-    "divergence": ["kl_divergence"],
-    "elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
-    "ensembles": ["Ensemble", "ensemble", "mc_dropout"],
+    "convert.conversion": ["to_bayesian", "to_deterministic"],
+    "variational.kl": ["kl_divergence"],
+    "variational.elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
+    "prediction.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
-    "head": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
+    "heads": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
     "layers": [
         "BayesConv1d",
         "BayesConv2d",
@@ -56,12 +56,12 @@ _HOMES = {
         "BayesLayer",
         "BayesLinear",
     ],
-    "logits": ["Logits"],
-    "model_summary": ["Summary", "summary"],
-    "prediction": ["predict"],
-    "pruning": ["prune"],
-    "training.run": ["load"],
-    "uncertainty": ["Prediction", "decompose", "decompose_logits"],
+    "convert.logits": ["Logits"],
+    "convert.summary": ["Summary", "summary"],
+    "prediction.predictor": ["predict"],
+    "convert.pruning": ["prune"],
+    "runs.run": ["load"],
+    "heads.split": ["Prediction", "decompose", "decompose_logits"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _SUBPACKAGES = ("data", "models", "training")

@@ -89,7 +89,7 @@ class Softplus(nn.Softplus):
 
     def forward(self, x: Tensor) -> Tensor:
         """log(1 + exp x)."""
-        from dubito.autograd import runs_eagerly
+        from dubito.kernels.autograd import runs_eagerly
 
         if self.beta == 1 and torch.is_grad_enabled() and runs_eagerly(x):
             result: Tensor = _Softplus.apply(x)

@@ -15,12 +15,12 @@ from benchmarks.peers.plan import Stage
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
-from dubito import noise
 from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work
 from dubito.benchmark.profile import Group, grouped, profile
 from dubito.benchmark.systems import LocalDraws, OneWeightDraw
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import _training_step
+from dubito.kernels import noise
 
 NETWORK = nn.ModuleList([nn.Conv2d(6, 7, 3), nn.Linear(11, 5)])
 WEIGHT, BIAS = (parameter.detach() for parameter in NETWORK[0].parameters())

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 import dubito as package
-from dubito.training.config import TrainingConfig
+from dubito.runs.config import TrainingConfig
 
 COMMANDS = [
     "",

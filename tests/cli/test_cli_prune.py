@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import dubito as package
-from dubito.pruning import sparsity
+from dubito.convert import sparsity
 
 
 def test_a_pruned_run_is_a_smaller_run_with_exact_zeros(dubito, trained: Path, tmp_path: Path) -> None:

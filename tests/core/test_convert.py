@@ -12,8 +12,8 @@ from torch.nn.utils import prune
 import dubito
 from dubito.errors import NonFiniteError, OptionError
 from dubito.estimators import Weight
-from dubito.head import SoftplusHead, resolve_head
-from dubito.prior import GaussianPrior
+from dubito.heads import SoftplusHead, resolve_head
+from dubito.variational.prior import GaussianPrior
 
 OPTIONS = {
     "Linear": {"in_features": 3, "out_features": 4},
@@ -146,7 +146,7 @@ def test_modes_of_all_modules_are_kept():
     network = Network()
     network.features.eval()
     converted = dubito.to_bayesian(network)
-    assert [m.training for m in converted.modules() if not isinstance(m, dubito.prior.Prior)] == [
+    assert [m.training for m in converted.modules() if not isinstance(m, dubito.variational.prior.Prior)] == [
         m.training for m in network.modules()
     ]
 
@@ -174,7 +174,7 @@ def test_options_go_to_every_layer():
 def test_empirical_prior_of_a_pretrained_network_costs_only_its_spread():
     torch.manual_seed(0)
     network = nn.Linear(4, 4, dtype=torch.float64)
-    converted = dubito.to_bayesian(network, prior=dubito.prior.EmpiricalPrior(0.1), initial_std=0.1)
+    converted = dubito.to_bayesian(network, prior=dubito.variational.prior.EmpiricalPrior(0.1), initial_std=0.1)
     assert converted.kl_divergence().item() == pytest.approx(0, abs=1e-12)
 
 

@@ -11,7 +11,7 @@ from torch.distributions import Normal
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError
-from dubito.prior import EmpiricalPrior, FanInPrior, GaussianPrior
+from dubito.variational.prior import EmpiricalPrior, FanInPrior, GaussianPrior
 
 GAUSSIAN_PRIORS = {
     "number": 0.3,

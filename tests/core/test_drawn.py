@@ -6,9 +6,9 @@ import pytest
 import torch
 from layer_zoo import KINDS, make_input, make_layer, randomize
 
-from dubito.drawn import with_drawn_weights
 from dubito.estimators import Weight
-from dubito.linear_maps import Convolution, MatrixProduct
+from dubito.kernels.drawn import with_drawn_weights
+from dubito.kernels.linear_maps import Convolution, MatrixProduct
 
 WAYS = [Weight(), Weight(3), Weight(2, antithetic=True), Weight(4, antithetic=True)]
 

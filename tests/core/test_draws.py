@@ -9,9 +9,9 @@ from torch import nn
 
 import dubito
 import dubito.layers
-from dubito.draws import MANY, _WeightsOfOneDraw
 from dubito.errors import OptionError
 from dubito.estimators import Mean
+from dubito.prediction.draws import MANY, _WeightsOfOneDraw
 
 
 def network(estimator="local", **options) -> nn.Sequential:

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dubito
-from dubito.elbo import ELBO, KLSchedule
 from dubito.errors import HeadError, NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Weight
-from dubito.head import GaussianHead
+from dubito.heads import GaussianHead
+from dubito.variational.elbo import ELBO, KLSchedule
 
 SCHEDULES = ("blundell", "uniform", "warmup", "constant")
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.ensembles import pool
 from dubito.errors import OptionError
+from dubito.prediction import pool
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import DubitoWarning, HeadError, OptionError, ShapeError
-from dubito.head import (
+from dubito.heads import (
     GaussianHead,
     KendallGalHead,
     SoftmaxHead,

@@ -29,7 +29,7 @@ import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.estimators import Weight
 from dubito.layers import posteriors_kept
-from dubito.prior import GaussianPrior, ScaleMixturePrior
+from dubito.variational.prior import GaussianPrior, ScaleMixturePrior
 
 EVERY_ESTIMATOR = (*SAMPLING, "mean", Weight(draws=2), Weight(draws=2, antithetic=True))
 every_option = settings(max_examples=150, deadline=None, derandomize=True, database=None)

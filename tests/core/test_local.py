@@ -8,13 +8,13 @@ from layer_zoo import KINDS, make_input, make_layer, randomize
 from torch import nn
 
 import dubito
-from dubito.autograd import sum_of_squares, sums_of_squares
 from dubito.estimators import Local
+from dubito.kernels.autograd import sum_of_squares, sums_of_squares
+from dubito.kernels.linear_maps import Convolution
+from dubito.kernels.local import local_reparameterization
 from dubito.layers import posteriors_kept
-from dubito.linear_maps import Convolution
-from dubito.local import local_reparameterization
-from dubito.posterior import KeptPosterior, Parameterization, Posterior, keep
 from dubito.softplus import Softplus
+from dubito.variational.posterior import KeptPosterior, Parameterization, Posterior, keep
 
 OPTIONS = [
     {},

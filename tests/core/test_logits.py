@@ -8,7 +8,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import ShapeError
-from dubito.head import SoftmaxHead, resolve_head
+from dubito.heads import SoftmaxHead, resolve_head
 
 
 class Returns(nn.Module):

@@ -11,12 +11,12 @@ from scipy import integrate, stats
 from torch import nn
 
 import dubito
-from dubito import moments
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.head import KendallGalHead, SoftmaxHead, SoftplusHead
-from dubito.moments import Moments, Propagate, logit_moments, predict_moments
-from dubito.moments.gaussian import clark, gaussian_points, root, softplus_moments
-from dubito.moments.prediction import pulled_back
+from dubito.heads import KendallGalHead, SoftmaxHead, SoftplusHead
+from dubito.prediction import moments
+from dubito.prediction.moments import Moments, Propagate, logit_moments, predict_moments
+from dubito.prediction.moments.gaussian import clark, gaussian_points, root, softplus_moments
+from dubito.prediction.moments.prediction import pulled_back
 
 DOUBLE = torch.float64
 

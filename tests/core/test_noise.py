@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from dubito.noise import BLOCK, SMALLEST, standard_normal_like
+from dubito.kernels.noise import BLOCK, SMALLEST, standard_normal_like
 
 MASK = 2**64 - 1
 SIZES = {torch.float32: (32, 24), torch.float64: (64, 53)}

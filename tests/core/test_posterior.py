@@ -9,8 +9,8 @@ from scipy import integrate, stats
 
 import dubito
 from dubito.errors import OptionError
-from dubito.posterior import PAPER_STD, Parameterization, Posterior
 from dubito.softplus import inverse_softplus, log_softplus, softplus
+from dubito.variational.posterior import PAPER_STD, Parameterization, Posterior
 
 SIGMAS = (1e-8, 1e-4, 1e-2, 1.0, 30.0, 1e3)
 

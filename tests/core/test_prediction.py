@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import dubito
 from dubito.errors import DubitoWarning, HeadError, NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Weight
-from dubito.head import KendallGalHead
+from dubito.heads import KendallGalHead
 
 FIELDS = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
 

@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 import dubito
 from dubito.errors import OptionError, ShapeError
-from dubito.prior import (
+from dubito.variational.prior import (
     EmpiricalPrior,
     FanInPrior,
     GaussianPrior,

@@ -6,8 +6,8 @@ from layer_zoo import KINDS, PARAMETERIZATIONS, make_input, make_layer, randomiz
 from torch import nn
 
 import dubito
+from dubito.convert import pack, sparsity, unpack, weights_left
 from dubito.errors import OptionError, ShapeError
-from dubito.pruning import pack, sparsity, unpack, weights_left
 
 
 def network(parameterization="std", dtype=torch.float32):

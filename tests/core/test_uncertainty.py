@@ -9,7 +9,7 @@ from layer_zoo import DTYPES
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
+from dubito.prediction import Decomposition, LogitDecomposition, Prediction
 
 FIELDS = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
 MATRICES = ("aleatoric_covariance", "epistemic_covariance")

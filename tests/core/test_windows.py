@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dubito.linear_maps import FEW, MANY, WIDE, Convolution
-from dubito.windows import Window
+from dubito.kernels.linear_maps import FEW, MANY, WIDE, Convolution
+from dubito.kernels.windows import Window
 
 WINDOWS = [
     Window((2, 2), (2, 2), (3, 3), (1, 1), (1, 1), (1, 1)),

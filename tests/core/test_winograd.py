@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import dubito
-from dubito import winograd
-from dubito.convolution import Conv2d
 from dubito.estimators import Local
-from dubito.linear_maps import Convolution
+from dubito.kernels import winograd
+from dubito.kernels.convolution import Conv2d
+from dubito.kernels.linear_maps import Convolution
 
 PADDED = Convolution((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -95,7 +95,7 @@ def test_bayesian_layers_train_by_it_and_equal_the_plain_formula(counted, monkey
     torch.manual_seed(0)
     layer = dubito.BayesConv2d(64, 64, 3, padding=1, initial_std=0.1)
     x = torch.randn(16, 64, 8, 8)
-    monkeypatch.setattr("dubito.local.standard_normal_like", torch.ones_like)
+    monkeypatch.setattr("dubito.kernels.local.standard_normal_like", torch.ones_like)
     monkeypatch.setattr(torch, "randn_like", torch.ones_like)
     results = []
     for way in (layer, partial(Local().plain, layer)):

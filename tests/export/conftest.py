@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import cli
-from dubito.head import KendallGalHead
-from dubito.training.run import DataDescription
+from dubito.heads import KendallGalHead
+from dubito.runs.run import DataDescription
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

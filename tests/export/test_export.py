@@ -17,8 +17,8 @@ from dubito.data import load, normalize
 from dubito.errors import OptionError
 from dubito.export import OUTPUTS, OnnxModel, export
 from dubito.export.graph import make_graph
-from dubito.training.run import DataDescription, Run
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction
+from dubito.runs.run import DataDescription, Run
 
 COUNTS = (1, 2, 5, 33)
 FIELDS = tuple(OUTPUTS.values())

@@ -6,8 +6,8 @@ from pathlib import Path
 from dubito.paper.cells import CPU_EPOCHS
 from dubito.paper.document import compose
 from dubito.paper.trials import trials
+from dubito.runs.run import Run
 from dubito.training import configure
-from dubito.training.run import Run
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results/reproduction/trials"

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import torch
 
+from dubito.prediction import decompose
+from dubito.runs.run import Run
 from dubito.serving.batching import Batcher, Job, Predicted
 from dubito.serving.limits import Limits
 from dubito.serving.model import ServedModel
 from dubito.serving.refusal import RefusedError
-from dubito.training.run import Run
-from dubito.uncertainty import decompose
 
 
 def job(value: float = 0.0, count: int = 1, samples: int = 1, **options) -> Job:

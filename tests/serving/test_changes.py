@@ -67,9 +67,9 @@ def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
 def test_validation_is_predicted_once_and_made_anew_for_other_weights(digits_run, tmp_path, monkeypatch) -> None:
     import shutil
 
+    from dubito.runs.run import Run
     from dubito.serving import validation as module
     from dubito.serving.model import ServedModel
-    from dubito.training.run import Run
 
     folder = tmp_path / "copy"
     shutil.copytree(digits_run, folder, ignore=shutil.ignore_patterns("validation*"))
@@ -95,8 +95,8 @@ def test_conformal_sets_hold_the_truth_as_often_as_asked(digits_run) -> None:
     """On the 359 test digits, within 5 standard errors of test and calibration together."""
     import dubito
     from dubito.data import load
+    from dubito.runs.run import Run
     from dubito.serving.model import ServedModel
-    from dubito.training.run import Run
 
     model = ServedModel(Run.open(digits_run))
     usual = find_validation(model, "sample")

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from dubito import cli
+from dubito.runs.run import Run
 from dubito.serving.refusal import REFUSALS
-from dubito.training.run import Run
 
 
 def test_model_tells_what_is_served(server, digits_run) -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.convert import to_bayesian
-from dubito.elbo import ELBO
 from dubito.estimators import Estimator, Flipout, Local, Weight
-from dubito.head import ClassificationHead, attach_head, categorical_log_likelihood, resolve_head
+from dubito.heads import ClassificationHead, attach_head, categorical_log_likelihood, resolve_head
 from dubito.prediction import predict
+from dubito.variational.elbo import ELBO
 
 __all__ = [
     "NUM_DATA",

@@ -15,14 +15,14 @@ from dubito.cli.inputs import Reader, find_images
 from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, progress_bar, terminal_width
 from dubito.errors import DataError, OptionError, unknown
-from dubito.training.config import LARGEST_SEED
+from dubito.runs.config import LARGEST_SEED
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from dubito.export import OnnxModel
-    from dubito.uncertainty import Prediction
+    from dubito.prediction import Prediction
 
 __all__ = ["EXAMPLES", "SORTABLE", "predict"]
 
@@ -111,7 +111,7 @@ def predict(
         exported = OnnxModel(run, seed)
         data, predict_all = exported.description.data, partial(_predict_exported, exported)
     else:
-        from dubito.training.run import Run
+        from dubito.runs.run import Run
 
         opened = Run.open(run)
         network = opened.load(checkpoint).to(choose_device(device))
@@ -156,7 +156,7 @@ def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
 
 
 def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance: Any) -> Prediction | None:
-    from dubito.uncertainty import Prediction
+    from dubito.prediction import Prediction
 
     parts = [model.predict(images) for images in reader.byte_batches(batch_size, advance)]
     return Prediction.cat(parts) if parts else None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dubito.models import Network
-    from dubito.training.run import Run
+    from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]
 
@@ -60,8 +60,8 @@ def prune(
     """Set the weights with the smallest signal-to-noise ratio to exactly zero."""
     import torch
 
-    from dubito.pruning import prune as pruned
-    from dubito.training.run import Run, refuse_existing
+    from dubito.convert import prune as pruned
+    from dubito.runs.run import Run, refuse_existing
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
@@ -125,11 +125,11 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
     """Accuracy and NLL on the run's validation images at every level of sparsity."""
     import torch
 
+    from dubito.convert import prune as pruned
+    from dubito.convert import weights_left
     from dubito.data import normalize
     from dubito.evaluation.metrics import accuracy, nll
     from dubito.prediction import predict
-    from dubito.pruning import prune as pruned
-    from dubito.pruning import weights_left
 
     rows = []
     with progress_bar("Pruning", len(levels) * len(images.labels)) as advance:
@@ -149,8 +149,8 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
 
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
     """The pruned network as a run folder of its own, and what it saves on disk."""
-    from dubito.pruning import pack
-    from dubito.training.run import NETWORK, Run, write_atomically
+    from dubito.convert import pack
+    from dubito.runs.run import NETWORK, Run, write_atomically
 
     tensors, shapes = pack({NETWORK + name: tensor for name, tensor in network.state_dict().items()})
     notes = {**run.read_checkpoint(checkpoint)[1], "pruned": shapes}
@@ -170,7 +170,7 @@ def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dic
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
     from dubito.evaluation.figures import draw, to_png
-    from dubito.training.run import write_atomically
+    from dubito.runs.run import write_atomically
 
     def paint(ax: Any) -> None:
         ax.plot([row["sparsity"] for row in rows], [row["accuracy"] for row in rows], marker="o", markersize=3)

@@ -84,13 +84,13 @@ def serve(
         raise DubitoError(f"Serving needs {error.name}, which is missing: pip install 'dubito[serve]'.") from None
     import torch
 
+    from dubito.runs.run import Run
     from dubito.serving.application import Service
     from dubito.serving.guard import Access
     from dubito.serving.limits import Limits
     from dubito.serving.model import ServedModel
     from dubito.serving.server import bind, hosts_of, is_loopback
     from dubito.serving.server import serve as serve_until_signal
-    from dubito.training.run import Run
 
     limits = Limits(
         max_images=max_images,

@@ -17,7 +17,7 @@ import typer
 from dubito.cli.failure import INTERRUPTED, Debug, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
-from dubito.training.config import NARROW_NETWORKS, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
+from dubito.runs.config import NARROW_NETWORKS, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
 
 if TYPE_CHECKING:
     from dubito.training import Run
@@ -118,7 +118,7 @@ def _refuse_others(names: list[str]) -> None:
 def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     from dubito import training
     from dubito.data import open_dataset
-    from dubito.training.run import refuse_existing
+    from dubito.runs.run import refuse_existing
 
     folder = _folder(config, out)
     if is_main_process():

@@ -25,11 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.data import DATASETS, IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
-from dubito.ensembles import pool
 from dubito.errors import DataError, DubitoWarning, OptionError, RunError
-from dubito.prediction import predict
-from dubito.training.run import Run, write_atomically
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction, pool, predict
+from dubito.runs.run import Run, write_atomically
 
 __all__ = ["Evaluated", "Evaluation", "NoiseLevel", "evaluate", "pool"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito.errors import OptionError, ShapeError
 from dubito.evaluation.bootstrap import Ranking
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction
 
 __all__ = [
     "UNCERTAINTIES",

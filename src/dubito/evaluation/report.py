@@ -19,7 +19,7 @@ from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings, place_of
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.sections import made, sections
-from dubito.training.run import Run, write_atomically
+from dubito.runs.run import Run, write_atomically
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from dubito import __version__
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.headline import percent
 from dubito.evaluation.thumbnails import data_uri, sheet
-from dubito.training.run import Run
+from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import nn

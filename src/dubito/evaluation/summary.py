@@ -15,7 +15,7 @@ from dubito.errors import DubitoWarning
 from dubito.evaluation import metrics
 from dubito.evaluation.bootstrap import Ranking, bootstrap_means, interval, replicate
 from dubito.evaluation.calibration import Conformal, ConformalMethod, fit_temperature, set_metrics, temper
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction
 
 if TYPE_CHECKING:
     from dubito.evaluation.evaluation import Evaluated, NoiseLevel

@@ -1,6 +1,6 @@
 """A trained network as one file that needs no dubito: bytes of images in, probabilities and uncertainties out.
 
-- ``moments``: one deterministic pass of means and variances, see :mod:`dubito.moments`;
+- ``moments``: one deterministic pass of means and variances, see :mod:`dubito.prediction.moments`;
 - ``draws``: draws of the weights, or of dropout's masks, inside the graph, for runtimes with a random operator;
 - ``mean``: the network of the posterior means, which knows no epistemic uncertainty.
 

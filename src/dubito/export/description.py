@@ -11,8 +11,8 @@ from typing import Any
 from dubito import __version__
 from dubito.data import IMAGE_SIZE
 from dubito.errors import DataError
-from dubito.head import HEADS
-from dubito.training.run import DataDescription
+from dubito.heads import HEADS
+from dubito.runs.run import DataDescription
 
 __all__ = ["KEY", "Description", "What"]
 

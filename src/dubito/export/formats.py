@@ -17,7 +17,7 @@ from dubito.errors import DubitoError, OptionError, RunError, choose
 from dubito.export.description import KEY, Description, What
 from dubito.export.graph import OUTPUTS, PredictionGraph, make_graph
 from dubito.export.onnx_model import OnnxModel
-from dubito.training.run import DataDescription
+from dubito.runs.run import DataDescription
 
 __all__ = ["Format", "export"]
 

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from dubito.convert import deep_copy, to_deterministic
-from dubito.draws import GivenWeights
 from dubito.errors import OptionError, choose
 from dubito.estimators import drawing_layers, forced
 from dubito.export.description import What
-from dubito.head import ClassificationHead, resolve_head
+from dubito.heads import ClassificationHead, resolve_head
 from dubito.layers import BayesLayer
-from dubito.moments import predict_moments, split_outputs
-from dubito.posterior import Identity, Parameterization, Posterior
-from dubito.prediction import PredictsItself, drawn_dropout
-from dubito.training.run import DataDescription
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction, PredictsItself, drawn_dropout
+from dubito.prediction.draws import GivenWeights
+from dubito.prediction.moments import predict_moments, split_outputs
+from dubito.runs.run import DataDescription
+from dubito.variational.posterior import Identity, Parameterization, Posterior
 
 __all__ = ["OUTPUTS", "PredictionGraph", "make_graph"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.errors import DataError, DubitoError, ShapeError
 from dubito.export.description import KEY, Description
 from dubito.export.graph import OUTPUTS
-from dubito.uncertainty import Prediction
+from dubito.prediction import Prediction
 
 __all__ = ["OnnxModel"]
 

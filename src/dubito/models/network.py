@@ -8,9 +8,9 @@ from enum import Enum
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from dubito.convolution import Conv2d
 from dubito.errors import OptionError, ShapeError, choose
-from dubito.head import ClassificationHead, Head, attach_head, get_head
+from dubito.heads import ClassificationHead, Head, attach_head, get_head
+from dubito.kernels.convolution import Conv2d
 from dubito.layers import BayesConv2d, BayesianOptions, BayesLinear
 from dubito.models.architecture import IMAGE_SIZE, Architecture, Convolution, MaxPooling, architecture
 from dubito.models.initialization import initialize

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import OptionError, unknown
-from dubito.training.config import TrainingConfig, configure
+from dubito.runs.config import TrainingConfig, configure
 
 __all__ = ["BUDGETS", "Budget", "Cell", "Experiment", "cells_of", "chosen", "settings"]
 

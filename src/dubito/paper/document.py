@@ -15,8 +15,8 @@ from dubito.paper.display import duration
 from dubito.paper.results import read
 from dubito.paper.tables import HEADINGS, NOTES, markdown, table
 from dubito.paper.trials import TEXT, trials
-from dubito.training.config import configure
-from dubito.training.run import write_atomically
+from dubito.runs.config import configure
+from dubito.runs.run import write_atomically
 
 __all__ = ["compose", "write_document"]
 

@@ -27,10 +27,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
-from dubito.memory import keep_freed_memory
+from dubito.kernels.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
-from dubito.training.config import TrainingConfig
-from dubito.training.run import Run, write_atomically
+from dubito.runs.config import TrainingConfig
+from dubito.runs.run import Run, write_atomically
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

@@ -20,7 +20,7 @@ from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
-from dubito.training.run import Run, write_atomically
+from dubito.runs.run import Run, write_atomically
 
 __all__ = [
     "Finished",

@@ -36,8 +36,8 @@ from dubito.paper.measurements import (
     posterior_rows,
     uncertainty_row,
 )
-from dubito.training.config import TrainingConfig
-from dubito.training.run import commit, write_atomically
+from dubito.runs.config import TrainingConfig
+from dubito.runs.run import commit, write_atomically
 
 __all__ = ["collect", "read"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dubito.paper.cells import TITLES
 from dubito.paper.tables import markdown
-from dubito.training.config import configure
-from dubito.training.run import Run
+from dubito.runs.config import configure
+from dubito.runs.run import Run
 
 __all__ = ["TEXT", "trials"]
 

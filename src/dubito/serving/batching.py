@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dubito.prediction import Prediction
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import busy
-from dubito.uncertainty import Prediction
 
 __all__ = ["Batcher", "Job", "Predicted"]
 

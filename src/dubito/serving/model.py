@@ -12,13 +12,12 @@ from torch import Tensor
 
 from dubito.data import DATASETS, IMAGE_SIZE, normalize
 from dubito.errors import DubitoError, OptionError, unknown
-from dubito.head import ClassificationHead, resolve_head
+from dubito.heads import ClassificationHead, resolve_head
 from dubito.models.architecture import architecture
-from dubito.prediction import PredictionMethod, predict
+from dubito.prediction import Prediction, PredictionMethod, predict
+from dubito.runs.run import Run
 from dubito.serving.batching import Job, Predicted
 from dubito.serving.refusal import busy
-from dubito.training.run import Run
-from dubito.uncertainty import Prediction
 
 __all__ = ["MAX_DRAWS_SHOWN", "ServedModel"]
 

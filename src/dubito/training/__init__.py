@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dubito.errors import DubitoError
-from dubito.training.config import PRESETS, TrainingConfig, configure
+from dubito.runs.config import PRESETS, TrainingConfig, configure
 
 if TYPE_CHECKING:
+    from dubito.runs.run import DataDescription, Run
     from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
     from dubito.training.classifier import Classifier
     from dubito.training.fit import resume, train
     from dubito.training.images import ImageData
-    from dubito.training.run import DataDescription, Run
 
 _HOME_OF = {
-    "Classifier": "classifier",
-    "DataDescription": "run",
-    "Display": "callbacks",
-    "ImageData": "images",
-    "InterruptedTraining": "callbacks",
-    "Run": "run",
-    "RunKeeper": "callbacks",
-    "resume": "fit",
-    "train": "fit",
+    "Classifier": "training.classifier",
+    "DataDescription": "runs.run",
+    "Display": "training.callbacks",
+    "ImageData": "training.images",
+    "InterruptedTraining": "training.callbacks",
+    "Run": "runs.run",
+    "RunKeeper": "training.callbacks",
+    "resume": "training.fit",
+    "train": "training.fit",
 }
 
 __all__ = [
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'dubito.training' has no attribute {name!r}")
     try:
-        value = getattr(import_module(f"dubito.training.{_HOME_OF[name]}"), name)
+        value = getattr(import_module(f"dubito.{_HOME_OF[name]}"), name)
     except ModuleNotFoundError as error:
         raise DubitoError(f"Training needs {error.name}, which is missing: pip install 'dubito[train]'.") from None
     globals()[name] = value

@@ -19,9 +19,9 @@ from torch import nn
 
 from dubito.errors import DubitoError
 from dubito.layers import BayesLayer
+from dubito.runs.run import NETWORK, Run
 from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
-from dubito.training.run import NETWORK, Run
 
 __all__ = ["Display", "InterruptedTraining", "RunKeeper"]
 

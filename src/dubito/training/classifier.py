@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from dubito.data.batches import key_seed
-from dubito.elbo import ELBO, KLSchedule
 from dubito.errors import NonFiniteError, OptionError
 from dubito.layers import BayesLayer
 from dubito.prediction import predict
+from dubito.variational.elbo import ELBO, KLSchedule
 
 __all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
 

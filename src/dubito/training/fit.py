@@ -18,14 +18,14 @@ from rich.console import Console
 
 from dubito.convert import to_bayesian
 from dubito.data import DATASETS
-from dubito.elbo import KLSchedule
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
 from dubito.models.initialization import initialize
+from dubito.runs.config import TrainingConfig
+from dubito.runs.run import Run, refuse_existing
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
-from dubito.training.config import TrainingConfig
 from dubito.training.images import ImageData
-from dubito.training.run import Run, refuse_existing
+from dubito.variational.elbo import KLSchedule
 
 __all__ = ["resume", "train"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dubito.data import Batches, Dataset, open_dataset, split_validation
 from dubito.errors import DataError
+from dubito.runs.run import DataDescription
 from dubito.training.classifier import Progress
-from dubito.training.run import DataDescription
 
 __all__ = ["ImageData"]
 

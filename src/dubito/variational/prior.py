@@ -16,10 +16,10 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from dubito.autograd import has_values, sum_of_squares
 from dubito.errors import OptionError, ShapeError, choose
-from dubito.posterior import Posterior
+from dubito.kernels.autograd import has_values, sum_of_squares
 from dubito.softplus import at_least_single, softplus
+from dubito.variational.posterior import Posterior
 
 __all__ = [
     "EmpiricalPrior",

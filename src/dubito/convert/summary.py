@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dubito.convert import obstacle
-from dubito.layers import BayesLayer
+from dubito.convert.conversion import obstacle
+from dubito.layers.base import BayesLayer
 
 __all__ = ["Row", "Summary", "summary"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import differentiable_gradients, not_a_view
-from dubito.linear_maps import LinearMap
-from dubito.noise import standard_normal_like
+from dubito.kernels.autograd import differentiable_gradients, not_a_view
+from dubito.kernels.linear_maps import LinearMap
+from dubito.kernels.noise import standard_normal_like
 
 __all__ = ["local_reparameterization"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dubito.errors import ShapeError
-from dubito.head import Head, attach_head, resolve_head
-from dubito.moments.value import Moments
+from dubito.heads.base import Head, attach_head, resolve_head
 
 __all__ = ["Logits"]
 
@@ -39,7 +38,7 @@ class Logits(nn.Module):
         if head is not None or hasattr(model, "probability_head"):
             attach_head(self, resolve_head(model, head))
 
-    def forward(self, *inputs: Any, **options: Any) -> Tensor | Moments:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """The logits for these inputs of the model."""
         output = self.model(*inputs, **options)
         found = output
@@ -49,7 +48,7 @@ class Logits(nn.Module):
             found = output.logits
         elif isinstance(output, (tuple, list)) and output:
             found = output[0]
-        if not isinstance(found, (Tensor, Moments)):
+        if found is None or isinstance(found, (Mapping, tuple, list, nn.Module)):
             raise ShapeError(
                 f"{type(self.model).__name__} returned {type(output).__name__}, in which there are no logits: wrap it "
                 "in a module that returns them."

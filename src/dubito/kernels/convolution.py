@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dubito.autograd import runs_eagerly
-from dubito.linear_maps import Convolution, mapped
+from dubito.kernels.autograd import runs_eagerly
+from dubito.kernels.linear_maps import Convolution, mapped
 
 __all__ = ["Conv2d"]
 
 
 class Conv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` by the faster maps of :mod:`dubito.linear_maps`.
+    """`torch.nn.Conv2d` by the faster maps of :mod:`dubito.kernels.linear_maps`.
 
     >>> import torch
     >>> Conv2d(3, 8, 3, padding=1)(torch.randn(4, 3, 32, 32)).shape

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dubito.autograd import runs_eagerly
-from dubito.drawn import with_drawn_weights
 from dubito.errors import OptionError, unknown
-from dubito.local import local_reparameterization
+from dubito.kernels.autograd import runs_eagerly
+from dubito.kernels.drawn import with_drawn_weights
+from dubito.kernels.local import local_reparameterization
 
 if TYPE_CHECKING:
-    from dubito.layers import BayesLayer
+    from dubito.layers.base import BayesLayer
 
 __all__ = [
     "Estimator",
@@ -202,7 +202,7 @@ def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) 
     ...     torch.equal(layer(x), layer(x))
     True
     """
-    from dubito.layers import BayesLayer
+    from dubito.layers.base import BayesLayer
 
     chosen = None if given is None else make_estimator(given, **options)
     layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
@@ -212,7 +212,7 @@ def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) 
 
 def drawing_layers(module: nn.Module) -> list[BayesLayer]:
     """The Bayesian layers below `module` that draw in a prediction: all but those whose estimator is the mean."""
-    from dubito.layers import BayesLayer
+    from dubito.layers.base import BayesLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
     return [layer for layer in layers if not isinstance(layer.forced_estimator or layer.estimator, Mean)]

@@ -2,7 +2,7 @@
 
 Each group gets weights mu + sigma * eps. The function keeps eps instead of the weights, adds the gradients of the
 groups in place, and an antithetic pair shares its eps: the gradient of sigma is eps times the difference of the pair's.
-:class:`dubito.estimators.Weight` has the plain formula, which tests compare with this.
+:class:`dubito.estimators.base.Weight` has the plain formula, which tests compare with this.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import differentiable_gradients, not_a_view
-from dubito.linear_maps import LinearMap
-from dubito.noise import standard_normal_like
+from dubito.kernels.autograd import differentiable_gradients, not_a_view
+from dubito.kernels.linear_maps import LinearMap
+from dubito.kernels.noise import standard_normal_like
 
 __all__ = ["with_drawn_weights"]
 

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dubito.autograd import runs_eagerly
-from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
-from dubito.estimators import Estimator, Local, Weight, drawing_layers, forced
-from dubito.layers import BayesLayer
-from dubito.noise import SMALLEST, standard_normal_like
-from dubito.posterior import Identity, Posterior
+from dubito.estimators.base import Estimator, Local, Weight, drawing_layers, forced
+from dubito.kernels.autograd import runs_eagerly
+from dubito.kernels.noise import SMALLEST, standard_normal_like
+from dubito.layers.base import BayesLayer
+from dubito.variational.kl import describe_non_finite
+from dubito.variational.posterior import Identity, Posterior
 
 __all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
 

@@ -30,17 +30,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators import Estimator, drawing_layers, forced
-from dubito.head import ClassificationHead, KendallGalHead
-from dubito.layers import BayesLayer
-from dubito.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
-from dubito.moments.gaussian import gaussian_points, root, safe_sqrt
-from dubito.moments.linear import Weights
-from dubito.moments.value import RULES, Moments, UnsupportedError
+from dubito.estimators.base import Estimator, drawing_layers, forced
+from dubito.heads.base import ClassificationHead, KendallGalHead
+from dubito.heads.split import Decomposition, LogitDecomposition, Prediction
+from dubito.layers.base import BayesLayer
+from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
+from dubito.prediction.moments.gaussian import gaussian_points, root, safe_sqrt
+from dubito.prediction.moments.linear import Weights
+from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
 from dubito.softplus import at_least_single
-from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
+from dubito.variational.kl import describe_non_finite
 
 __all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments", "split_outputs"]
 
@@ -76,7 +76,7 @@ def predict_moments(
 
     >>> import dubito
     >>> model = dubito.models.build("lenet5").eval()
-    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.head.SoftplusHead())
+    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.heads.base.SoftplusHead())
     >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
     (torch.Size([5, 10]), True)
     """

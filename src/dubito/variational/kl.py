@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dubito.autograd import has_values
 from dubito.errors import NonFiniteError, OptionError
-from dubito.posterior import Identity, Parameterization, Posterior
-from dubito.prior import Prior
+from dubito.kernels.autograd import has_values
+from dubito.variational.posterior import Identity, Parameterization, Posterior
+from dubito.variational.prior import Prior
 
 __all__ = ["kl_divergence"]
 
@@ -39,7 +39,7 @@ def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     """
     if samples is not None and samples < 1:
         raise OptionError(f"samples is {samples}, but must be at least 1, or None for the closed form.")
-    from dubito.layers import posteriors_kept
+    from dubito.layers.base import posteriors_kept
 
     with posteriors_kept(module):
         groups = _groups(module)
@@ -68,7 +68,7 @@ _Layer = tuple[Prior, dict[str, Posterior]]
 
 def _groups(module: nn.Module) -> dict[_Kind, list[_Layer]]:
     """The distinct tensors of weights below `module`, by what can be computed together."""
-    from dubito.layers import BayesLayer
+    from dubito.layers.base import BayesLayer
 
     groups: dict[_Kind, list[_Layer]] = defaultdict(list)
     seen: set[Identity] = set()

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.autograd import has_values
 from dubito.errors import DubitoWarning, HeadError, OptionError, ShapeError, unknown
+from dubito.kernels.autograd import has_values
 from dubito.softplus import at_least_single, log_softplus, softplus
 
 __all__ = [

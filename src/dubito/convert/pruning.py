@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dubito.convert import deep_copy
+from dubito.convert.conversion import deep_copy
 from dubito.errors import OptionError, ShapeError
-from dubito.estimators import estimator
-from dubito.layers import BayesLayer, BayesLinear
-from dubito.posterior import Parameterization, Posterior
+from dubito.estimators.base import estimator
+from dubito.layers.base import BayesLayer, BayesLinear
+from dubito.variational.posterior import Parameterization, Posterior
 
 __all__ = ["GONE", "pack", "prune", "signal_to_noise", "sparsity", "unpack", "weights_left"]
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dubito.moments.gaussian import clark, softplus_moments
-from dubito.moments.linear import per_axis, same
-from dubito.moments.shape import unslide
-from dubito.moments.value import DRAWING, Activated, Moments, UnsupportedError, rule
+from dubito.prediction.moments.gaussian import clark, softplus_moments
+from dubito.prediction.moments.linear import per_axis, same
+from dubito.prediction.moments.shape import unslide
+from dubito.prediction.moments.value import DRAWING, Activated, Moments, UnsupportedError, rule
 
 __all__: list[str] = []
 

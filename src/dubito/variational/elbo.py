@@ -15,10 +15,10 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from dubito.divergence import kl_divergence
 from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
-from dubito.head import ClassificationHead, Head, categorical_log_likelihood, get_head, resolve_head
-from dubito.layers import posteriors_kept
+from dubito.heads.base import ClassificationHead, Head, categorical_log_likelihood, get_head, resolve_head
+from dubito.layers.base import posteriors_kept
+from dubito.variational.kl import kl_divergence
 
 __all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
 

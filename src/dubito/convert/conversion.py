@@ -19,11 +19,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import Unpack
 
-from dubito.convolution import Conv2d
-from dubito.divergence import describe_non_finite
 from dubito.errors import NonFiniteError, OptionError
-from dubito.head import Head, attach_head
-from dubito.layers import (
+from dubito.heads.base import Head, attach_head
+from dubito.kernels.convolution import Conv2d
+from dubito.layers.base import (
     BayesConv1d,
     BayesConv2d,
     BayesConv3d,
@@ -34,7 +33,8 @@ from dubito.layers import (
     BayesLayer,
     BayesLinear,
 )
-from dubito.posterior import Parameterization
+from dubito.variational.kl import describe_non_finite
+from dubito.variational.posterior import Parameterization
 
 __all__ = ["Choice", "deep_copy", "obstacle", "to_bayesian", "to_deterministic"]
 

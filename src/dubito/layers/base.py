@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Unpack  # a dependency of torch
 
-from dubito.divergence import kl_divergence
 from dubito.errors import OptionError, ShapeError, choose, unknown
-from dubito.estimators import Estimator, Mean, make_estimator
-from dubito.linear_maps import Convolution, LinearMap, MatrixProduct
-from dubito.noise import standard_normal_like
-from dubito.posterior import PAPER_STD, Parameterization, Posterior, keep
-from dubito.prior import Prior, make_prior
+from dubito.estimators.base import Estimator, Mean, make_estimator
+from dubito.kernels.linear_maps import Convolution, LinearMap, MatrixProduct
+from dubito.kernels.noise import standard_normal_like
+from dubito.variational.kl import kl_divergence
+from dubito.variational.posterior import PAPER_STD, Parameterization, Posterior, keep
+from dubito.variational.prior import Prior, make_prior
 
 __all__ = [
     "BayesConv1d",
@@ -47,9 +47,9 @@ class BayesianOptions(TypedDict, total=False):
     """The keyword-only arguments of every Bayesian layer.
 
     - ``estimator``: ``local`` (default), ``weight``, ``flipout``, ``mean``, or an
-      :class:`~dubito.estimators.Estimator`.
-    - ``parameterization``: ``std`` (default) or ``alpha``, see :mod:`dubito.posterior`.
-    - ``prior``: a standard deviation, a name (``standard`` by default) or a :class:`~dubito.prior.Prior`.
+      :class:`~dubito.estimators.base.Estimator`.
+    - ``parameterization``: ``std`` (default) or ``alpha``, see :mod:`dubito.variational.posterior`.
+    - ``prior``: a standard deviation, a name (``standard`` by default) or a :class:`~dubito.variational.prior.Prior`.
     - ``initial_std``: the standard deviation that every weight starts with, the paper's exp(-5) by default.
     - ``bayesian_bias``: whether the bias has a posterior (default), or is a point estimate.
     """

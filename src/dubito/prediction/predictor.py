@@ -2,7 +2,7 @@
 
 The mean is that of the drawn probabilities, never of the logits. Draws are accumulated block by block, so memory does
 not grow with their number; images are taken in batches, so it does not grow with theirs either. How draws are made is
-in :mod:`dubito.draws`, how to do without them in :mod:`dubito.moments`.
+in :mod:`dubito.prediction.draws`, how to do without them in :mod:`dubito.prediction.moments`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dubito.draws import Draws, Route, make_draws
 from dubito.errors import OptionError, ShapeError, choose
-from dubito.estimators import Estimator, forced, make_estimator
-from dubito.head import ClassificationHead, Head, KendallGalHead, resolve_head
-from dubito.layers import BayesLayer, posteriors_kept
-from dubito.moments import Propagate, predict_moments
-from dubito.uncertainty import Decomposition, LogitDecomposition, Prediction
+from dubito.estimators.base import Estimator, forced, make_estimator
+from dubito.heads.base import ClassificationHead, Head, KendallGalHead, resolve_head
+from dubito.heads.split import Decomposition, LogitDecomposition, Prediction
+from dubito.layers.base import BayesLayer, posteriors_kept
+from dubito.prediction.draws import Draws, Route, make_draws
+from dubito.prediction.moments import Propagate, predict_moments
 
 __all__ = ["PredictionMethod", "Predictor", "PredictsItself", "drawn_dropout", "predict", "predictor"]
 
@@ -87,7 +87,7 @@ def predict(
             all images, in antithetic pairs; exact where ``local`` treats the positions of a convolution as independent.
             ``auto`` takes, if no estimator is asked for and all layers are ``local``, ``weights`` for 32 images at
             once or more, and ``stacked`` for fewer; ``loop`` otherwise. ``local`` finds less epistemic uncertainty than
-            ``weights``, so name one route for predictions that are to be compared. See :mod:`dubito.draws`.
+            ``weights``, so name one route for predictions that are to be compared. See :mod:`dubito.prediction.draws`.
         dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
         covariance: also give the (N, C, C) matrices.
         progress: show a progress bar with the time left.

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
-from dubito.head import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
-from dubito.prediction import Predictor, PredictsItself, predictor
+from dubito.heads.base import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
+from dubito.heads.split import Prediction
+from dubito.prediction.predictor import Predictor, PredictsItself, predictor
 from dubito.softplus import at_least_single
-from dubito.uncertainty import Prediction
 
 __all__ = ["Ensemble", "ensemble", "mc_dropout", "pool"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from dubito import winograd
-from dubito.autograd import differentiable_gradients, not_a_view
-from dubito.windows import Window
+from dubito.kernels import winograd
+from dubito.kernels.autograd import differentiable_gradients, not_a_view
+from dubito.kernels.windows import Window
 
 __all__ = ["Convolution", "LinearMap", "MatrixProduct", "mapped"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
-from dubito.training.config import TrainingConfig, configure
+from dubito.runs.config import TrainingConfig, configure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +148,7 @@ class Run:
         """Tensors and notes of a checkpoint."""
         from safetensors import SafetensorError, safe_open
 
-        from dubito.pruning import unpack
+        from dubito.convert.pruning import unpack
 
         file = self.path / f"{name}.safetensors"
         if not file.exists():

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.autograd import has_values, runs_eagerly, self_product, sum_of_squares, sums_of_squares
 from dubito.errors import OptionError
-from dubito.noise import standard_normal_like
+from dubito.kernels.autograd import has_values, runs_eagerly, self_product, sum_of_squares, sums_of_squares
+from dubito.kernels.noise import standard_normal_like
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
 
 __all__ = ["PAPER_STD", "Identity", "KeptPosterior", "Parameterization", "Posterior", "keep"]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dubito.moments.linear import per_axis
-from dubito.moments.value import Moments, Pull, UnsupportedError, as_moments, rule
+from dubito.prediction.moments.linear import per_axis
+from dubito.prediction.moments.value import Moments, Pull, UnsupportedError, as_moments, rule
 
 __all__ = ["unslide"]
 

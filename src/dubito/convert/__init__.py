@@ -1,0 +1,23 @@
+"""Turning any network into a Bayesian one and back, what became of it, and pruning."""
+
+from __future__ import annotations
+
+from dubito.convert.conversion import deep_copy, obstacle, to_bayesian, to_deterministic
+from dubito.convert.logits import Logits
+from dubito.convert.pruning import pack, prune, sparsity, unpack, weights_left
+from dubito.convert.summary import Summary, summary
+
+__all__ = [
+    "Logits",
+    "Summary",
+    "deep_copy",
+    "obstacle",
+    "pack",
+    "prune",
+    "sparsity",
+    "summary",
+    "to_bayesian",
+    "to_deterministic",
+    "unpack",
+    "weights_left",
+]

@@ -1,0 +1,1 @@
+"""Private fast versions of plain formulas."""

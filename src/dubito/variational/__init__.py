@@ -1,0 +1,1 @@
+"""Variational inference: posterior, prior, KL divergence and the free energy."""
