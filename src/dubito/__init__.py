@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         BayesLinear,
     )
     from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout
-    from dubito.prediction.predictor import predict
+    from dubito.prediction.predictor import Predictor, predict
     from dubito.runs.run import load
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
     from dubito.variational.kl import kl_divergence
@@ -58,7 +58,7 @@ _HOMES = {
     ],
     "convert.logits": ["Logits"],
     "convert.summary": ["Summary", "summary"],
-    "prediction.predictor": ["predict"],
+    "prediction.predictor": ["Predictor", "predict"],
     "convert.pruning": ["prune"],
     "runs.run": ["load"],
     "heads.split": ["Prediction", "decompose", "decompose_logits"],
@@ -82,6 +82,7 @@ __all__ = [
     "KLSchedule",
     "Logits",
     "Prediction",
+    "Predictor",
     "Summary",
     "attach_head",
     "data",

@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dubito.errors import OptionError
 from dubito.heads.base import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
 from dubito.heads.split import Prediction
-from dubito.prediction.predictor import Predictor, PredictsItself, predictor
+from dubito.prediction.predictor import BatchPredictor, PredictsItself, predictor
 from dubito.softplus import at_least_single
 
 __all__ = ["Ensemble", "ensemble", "mc_dropout", "pool"]
@@ -72,7 +72,7 @@ class Ensemble(nn.Module, PredictsItself):
     @contextmanager
     def predictor(
         self, *, head: str | Head | None, generator: torch.Generator | None, **options: Any
-    ) -> Iterator[Predictor]:
+    ) -> Iterator[BatchPredictor]:
         """What :func:`dubito.predict` asks of an ensemble; its `samples` are draws of each member.
 
         A member counts as much as any other, however many draws it has.

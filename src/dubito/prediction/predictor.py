@@ -36,7 +36,7 @@ class PredictionMethod(str, Enum):
     MOMENTS = "moments"
 
 
-Predictor = Callable[[Tensor], Prediction]
+BatchPredictor = Callable[[Tensor], Prediction]
 """Predicts a batch of images; all batches of one predictor have their draws in common."""
 
 
@@ -46,8 +46,76 @@ class PredictsItself(ABC):
     @abstractmethod
     def predictor(
         self, *, head: str | Head | None, generator: torch.Generator | None, **options: Any
-    ) -> AbstractContextManager[Predictor]:
+    ) -> AbstractContextManager[BatchPredictor]:
         """What :func:`predictor` gives, with its options."""
+
+
+class Predictor:
+    """A trained network, frozen with a method, a number of draws and a seed: a pure function of an image.
+
+    Args:
+        model: any module whose outputs have a class axis 1.
+        samples: draws of the network.
+        method: ``weights``, ``local``, ``moments`` or ``mean``.
+        seed: fixes the draws.
+        head: how outputs become probabilities; None for the model's own.
+        batch_size: how many images at once; the result does not depend on it.
+        dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
+        covariance: also give the (N, C, C) matrices.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 10,
+        method: str = "weights",
+        seed: int = 0,
+        *,
+        head: str | Head | None = None,
+        batch_size: int = 256,
+        dropout: bool | None = None,
+        covariance: bool = False,
+    ) -> None:
+        self.model, self.samples, self.method, self.seed = model, samples, method, seed
+        self.batch_size, self.covariance = batch_size, covariance
+        self.head = resolve_head(model, head)
+        self._options = {"batch_size": batch_size, "dropout": dropout, "covariance": covariance, "head": head}
+
+    def __call__(self, images: Tensor | Iterable[Any], *, progress: bool = False) -> Prediction:
+        """The prediction of images (N, ...), or of an iterable of batches."""
+        how = {"weights": ("sample", "weights", None), "local": ("sample", "loop", None)}
+        how |= {"moments": ("moments", "loop", None), "mean": ("sample", "loop", "mean")}
+        method, route, estimator = how[self.method]
+        generator = torch.Generator().manual_seed(self.seed)
+        return predict(
+            self.model,
+            images,
+            self.samples,
+            method,
+            generator=generator,
+            route=route,
+            estimator=estimator,
+            progress=progress,
+            **self._options,
+        )
+
+    def draws(self, images: Tensor) -> Tensor:
+        """The probabilities of each draw: (T, N, C)."""
+        probs: list[Tensor] = []
+        hook = self.model.register_forward_hook(lambda _, __, out: probs.append(self.head.probs(out)))
+        try:
+            self(images)
+        finally:
+            hook.remove()
+        return torch.stack(probs)
+
+    def networks(self) -> list[nn.Module]:
+        """A plain network of torch for each draw, in evaluation mode."""
+        from dubito.convert import to_deterministic
+
+        generator = torch.Generator().manual_seed(self.seed)
+        draw = self.method != "mean"
+        return [to_deterministic(self.model, draw=draw, generator=generator).eval() for _ in range(self.samples)]
 
 
 def predict(
@@ -128,7 +196,7 @@ _one_at_a_time = RLock()
 them back at the end."""
 
 
-def predictor(model: nn.Module, **options: Any) -> AbstractContextManager[Predictor]:
+def predictor(model: nn.Module, **options: Any) -> AbstractContextManager[BatchPredictor]:
     """What predicts batches of images while its context lasts, with the options of :func:`predict`."""
     return model.predictor(**options) if isinstance(model, PredictsItself) else _predictor(model, **options)
 
@@ -146,7 +214,7 @@ def _predictor(
     route: Route,
     dropout: bool | None,
     covariance: bool,
-) -> Iterator[Predictor]:
+) -> Iterator[BatchPredictor]:
     chosen = resolve_head(model, head)
     if not isinstance(chosen, ClassificationHead):
         raise OptionError(
