@@ -8,9 +8,9 @@ from enum import Enum
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Conv2d
 
 from dubito.heads import attach_head
-from dubito.kernels.convolution import Conv2d
 from dubito.models import build
 
 __all__ = ["Measure", "PlainNetwork", "Task", "Work", "measures_of"]

@@ -6,15 +6,14 @@ from collections import OrderedDict
 from enum import Enum
 
 from torch import Tensor, nn
+from torch.nn import Conv2d, Softplus
 from typing_extensions import Unpack
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.heads import ClassificationHead, Head, attach_head, get_head
-from dubito.kernels.convolution import Conv2d
 from dubito.layers import BayesConv2d, BayesianOptions, BayesLinear
 from dubito.models.architecture import IMAGE_SIZE, Architecture, Convolution, MaxPooling, architecture
 from dubito.models.initialization import initialize
-from dubito.softplus import Softplus
 
 __all__ = ["Activation", "Inference", "Network", "build"]
 
