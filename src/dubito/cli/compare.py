@@ -9,7 +9,7 @@ import typer
 
 from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
-from dubito.cli.predict import checked_seed, choose_device, require_choice
+from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
@@ -54,7 +54,7 @@ def compare(
     ] = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each network.")] = 10,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws and resamples.")] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",

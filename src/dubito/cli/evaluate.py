@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.predict import checked_seed, choose_device, require_choice
+from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import DubitoError, OptionError
@@ -82,9 +82,7 @@ def evaluate(
     ] = 2000,
     coverage: Annotated[float, typer.Option(metavar="SHARE", help="Requested of conformal sets.")] = 0.9,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws, noise and resamples.")
-    ] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",

@@ -23,7 +23,7 @@ __all__ = ["Image", "Reader", "find_images"]
 
 @dataclass(frozen=True)
 class Image:
-    """An image that can be read as (C, 32, 32) bytes: its name, its true class if known, and its file if it has one."""
+    """An image that can be read as (C, H, W) bytes: its name, its true class if known, and its file if it has one."""
 
     name: str
     read: Callable[[], Tensor]
@@ -88,10 +88,11 @@ def _in_folder(folder: Path, required: bool = True) -> list[Path]:
 
 def _of_file(path: Path, data: DataDescription) -> Image:
     from dubito.data import read_image
+    from dubito.export.description import image_size
 
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(read_image, path, data.channels, padding=data.padding), path=path)
+    return Image(name, partial(read_image, path, data.channels, image_size(data), data.padding), path=path)
 
 
 def _of_dataset(name: str, channels: int) -> Iterator[Image]:
@@ -119,7 +120,7 @@ class Reader:
             yield normalize(images, self.data.mean, self.data.std)
 
     def byte_batches(self, size: int, advance: Callable[[int], None] = lambda count: None) -> Iterator[Tensor]:
-        """The same as they were read, (N, C, 32, 32) of bytes."""
+        """The same as they were read, (N, C, H, W) of bytes."""
         import torch
 
         numbers = iter(range(len(self.images)))

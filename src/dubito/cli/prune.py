@@ -12,8 +12,9 @@ import typer
 from dubito.cli.failure import Debug
 from dubito.cli.predict import require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
-from dubito.cli.terminal import Column, examples, print_table, progress_bar, size
+from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.errors import OptionError, RunError
+from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,17 +130,15 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
     from dubito.convert import weights_left
     from dubito.data import normalize
     from dubito.evaluation.metrics import accuracy, nll
-    from dubito.prediction import predict
+    from dubito.prediction import Predictor
 
     rows = []
     with progress_bar("Pruning", len(levels) * len(images.labels)) as advance:
         for level in levels:
             sparse = pruned(network, level, inputs=images.training)
-            parts = []
-            generator = torch.Generator().manual_seed(0)
+            predictor, parts = Predictor(sparse, samples), []
             for part in images.held_out.split(1000):
-                batch = normalize(part, run.data.mean, run.data.std)
-                parts.append(predict(sparse, batch, samples, generator=generator, route="weights").probs)
+                parts.append(predictor(normalize(part, run.data.mean, run.data.std)).probs)
                 advance(len(part))
             probs, labels = torch.cat(parts), images.labels
             row = {"sparsity": level, "weights": weights_left(sparse)}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.predict import choose_device, require_choice
-from dubito.cli.terminal import examples, progress_bar
+from dubito.cli.terminal import examples
 from dubito.errors import DubitoError, OptionError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ EXAMPLES = examples(
     "dubito serve runs/mnist --port 8080 --samples 30",
     "DUBITO_API_KEY=... dubito serve runs/mnist --host 0.0.0.0",
     "curl -F images=@photo.png http://127.0.0.1:8000/predict",
-    note="/docs of the running server says how to ask. Draws are new for every request, unless it gives a seed. Ctrl-C "
-    "or SIGTERM stops the server after it has answered what it accepted.",
+    note="/docs of the running server says how to ask. The same image always gets the same answer, unless a request "
+    "gives another seed. Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.",
 )
 
 
@@ -34,7 +34,7 @@ def serve(
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="sample, moments, or auto: the one that needs fewest passes.")
+        str, typer.Option(metavar="NAME", help="weights, local, moments or mean; auto is weights.")
     ] = "auto",
     api_key: Annotated[
         str | None,
@@ -138,11 +138,8 @@ def _millions(name: str, value: float) -> int:
 def _validations(model: ServedModel) -> dict[str, Validation]:
     from dubito.serving.validation import find_validation
 
-    def progress(total: int) -> Any:
-        return progress_bar("Predicting validation images", total)
-
     try:
-        return {method: find_validation(model, method, progress=progress) for method in model.methods}
+        return {method: find_validation(model, method, progress=True) for method in model.methods}
     except DubitoError as error:
         typer.echo(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
         return {}

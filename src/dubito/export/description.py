@@ -1,4 +1,4 @@
-"""What an exported file says of itself: JSON, checked when it is read, for anybody may have written it."""
+"""What an exported file says about itself: JSON, which is checked when it is read, as anybody may have written it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from dubito.errors import DataError
 from dubito.heads import HEADS
 from dubito.runs.run import DataDescription
 
-__all__ = ["KEY", "Description", "What"]
+__all__ = ["KEY", "Description", "What", "image_size"]
+
+
+def image_size(data: DataDescription) -> int:
+    """The side of the square images that a network with this data takes."""
+    return int(getattr(data, "size", IMAGE_SIZE))
+
 
 KEY = "dubito"
 """The name of the JSON in an ONNX file's metadata; in a .pt2 it is the file KEY.json."""
@@ -22,10 +28,10 @@ FORMAT = 1
 
 
 class What(str, Enum):
-    """What of a network is exported."""
+    """Which prediction of a network is exported."""
 
-    MOMENTS = "moments"
     DRAWS = "draws"
+    MOMENTS = "moments"
     MEAN = "mean"
 
 
@@ -34,19 +40,19 @@ class Description:
     """What travels in an exported file.
 
     Attributes:
-        what: ``moments``, ``draws`` or ``mean``.
+        what: ``draws``, ``moments`` or ``mean``.
         head: how outputs became probabilities; the graph does it.
         data: class names, and how an image file is to be read; the graph normalises.
-        samples: draws in the graph, with ``draws``.
         size: images are (N, channels, size, size) of bytes.
+        samples: draws in the graph, with ``draws``.
         version: of dubito.
     """
 
     what: What
     head: str
     data: DataDescription
+    size: int
     samples: int | None = None
-    size: int = IMAGE_SIZE
     version: str = __version__
 
     def to_json(self) -> str:
@@ -84,10 +90,10 @@ class Description:
             "texts": all(isinstance(text, str) for text in texts),
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
-            "size": self.size == IMAGE_SIZE,
+            "size": _is_count(self.size),
             "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
             "channels": data.channels in (1, 3) and _is_count(data.channels),
-            "padding": data.padding == 0 or (_is_count(data.padding) and 2 * data.padding < IMAGE_SIZE),
+            "padding": data.padding == 0 or (_is_count(data.padding) and 2 * data.padding < self.size),
             "mean": _are_finite(data.mean, data.channels),
             "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
         }

@@ -1,6 +1,6 @@
 """An exported ONNX file, run by ONNX Runtime.
 
-The file may come from anybody: it is parsed by ONNX Runtime alone, and what it says of itself is checked.
+The file may come from anybody: only ONNX Runtime parses it, and its description is checked.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class OnnxModel:
 
     Args:
         content: the file, or its bytes.
-        seed: of the draws inside, if it draws.
     """
 
-    def __init__(self, content: str | os.PathLike[str] | bytes, seed: int | None = None) -> None:
+    def __init__(self, content: str | os.PathLike[str] | bytes) -> None:
         self.name = "The model" if isinstance(content, bytes) else str(content)
-        self._session = _session(content, self.name, seed)
+        self._session = _session(content, self.name)
         described = self._session.get_modelmeta().custom_metadata_map.get(KEY)
         if described is None:
             raise DataError(f"{self.name} was not exported by dubito; `dubito export RUN` makes a file that was.")
@@ -51,7 +50,7 @@ class OnnxModel:
             )
 
     def predict(self, images: Tensor) -> Prediction:
-        """The prediction of uint8 images (N, C, 32, 32), without any preparation."""
+        """The prediction of uint8 images (N, C, H, W), without any preparation."""
         data, size = self.description.data, self.description.size
         if images.dtype is not torch.uint8 or images.shape[1:] != (data.channels, size, size):
             raise ShapeError(
@@ -73,7 +72,7 @@ class OnnxModel:
         return Prediction(**values, samples=self.description.samples or 1)
 
 
-def _session(content: str | os.PathLike[str] | bytes, name: str, seed: int | None) -> Any:
+def _session(content: str | os.PathLike[str] | bytes, name: str) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -83,8 +82,6 @@ def _session(content: str | os.PathLike[str] | bytes, name: str, seed: int | Non
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
     options.intra_op_num_threads = torch.get_num_threads()
-    if seed is not None:
-        onnxruntime.set_seed(seed)  # of the sessions that are made from now on
     source = content if isinstance(content, bytes) else os.fspath(content)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

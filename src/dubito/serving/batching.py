@@ -1,11 +1,9 @@
 """Micro-batching: concurrent requests share forward passes.
 
-A thread takes what waits, first come, first served, together with everything else that waits for the same method and
-number of draws. Each image's answer has the same distribution as if it had been asked for alone: draws are made in the
-same way for every size of batch, and what a network makes of an image does not depend on its neighbours. A request
-with a seed is predicted alone, because the noise that a seed makes depends on the shape of the batch.
+A thread takes the request that waits longest, together with all others that ask for the same method, number of draws
+and seed. A predictor is a pure function of the image, so an image gets the same answer alone and in company.
 
-What waits is bounded: beyond that a request is refused at once, rather than answered too late.
+The queue is bounded: a request that finds it full is refused at once, rather than answered too late.
 """
 
 from __future__ import annotations
@@ -47,20 +45,13 @@ class Job:
     method: str
     samples: int
     deadline: float
-    seed: int | None = None
+    seed: int = 0
     draws: bool = False
     future: Future[Predicted] = field(default_factory=Future)
 
     def may_join(self, other: Job) -> bool:
-        """Whether both can be predicted at once."""
-        if self.is_alone or other.is_alone or self.method != other.method:
-            return False
-        return self.method != "sample" or self.samples == other.samples
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether others would change what the seed decides."""
-        return self.seed is not None and self.method == "sample"
+        """Whether one predictor can answer both."""
+        return (self.method, self.samples, self.seed) == (other.method, other.samples, other.seed)
 
 
 class Batcher:
@@ -142,7 +133,7 @@ class Batcher:
             while True:
                 full = self._join(batch)
                 left = until - time.monotonic()
-                if full or left <= 0 or self._closed or batch[0].is_alone or not self._arriving():
+                if full or left <= 0 or self._closed or not self._arriving():
                     break
                 self._change.wait(left)
             self.waiting -= sum(len(job.images) for job in batch)

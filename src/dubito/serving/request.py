@@ -55,12 +55,15 @@ class Options(BaseModel):
 
     samples: Annotated[
         int | None,
-        Field(ge=1, description="Draws of the network, by the method sample unless another is named."),
+        Field(ge=1, description="Draws of the network, for the methods weights and local."),
         _Number,
     ] = None
     method: Annotated[
-        Literal["auto", "sample", "moments"],
-        Field(description="sample draws the network, moments passes means and variances through it; auto: see /model."),
+        Literal["auto", "weights", "local", "moments", "mean"],
+        Field(
+            description="weights draws whole networks, local draws activations, moments passes means and variances "
+            "through the network, mean uses the mean weights alone; auto is the server's own, see /model."
+        ),
     ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
     conformal: Annotated[
@@ -81,7 +84,7 @@ class Options(BaseModel):
     ] = None
     seed: Annotated[
         int | None,
-        Field(ge=0, lt=2**62, description="Makes noise and draws reproducible; without it every request draws anew."),
+        Field(ge=0, lt=2**62, description="Random seed of the draws and the noise, 0 if not given."),
         _Number,
     ] = None
     preview: Annotated[bool, Field(description="Also give the image that the network saw.")] = False
@@ -263,5 +266,8 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
             )
     if options.samples is not None and options.samples > limits.max_samples:
         raise RefusedError(422, f"samples is {options.samples}, but must be at most {limits.max_samples}.")
-    if options.draws and options.method == "moments":
-        raise RefusedError(422, "draws are those of method 'sample', but method is 'moments', which makes none.")
+    if options.draws and options.method in ("moments", "mean"):
+        raise RefusedError(
+            422,
+            f"method is {options.method!r}, which makes no draws: ask for draws by the method weights or local.",
+        )
