@@ -2,12 +2,12 @@
 
 Fixtures for any folder of tests:
 
-`digits_run`      session  folder of a Bayesian LeNet-5 trained for five epochs on the embedded digits (about 95 % right)
+`digits_run`      session  folder of a Bayesian LeNet-5 trained for five epochs on the embedded digits
 `frequentist_run` session  folder of its frequentist twin
 `own_run`         test     a copy of `digits_run` that the test may write to
 `copy_of`         test     a function that copies any run folder: copy_of(frequentist_run)
 
-The two session folders are trained once for all worker processes, and are for reading only: a session that changes one fails.
+The two session folders are trained once for all worker processes. They are for reading only: changing one is an error.
 """
 
 from __future__ import annotations
