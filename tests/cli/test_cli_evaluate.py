@@ -76,7 +76,9 @@ def test_several_runs_are_evaluated_in_turn_or_as_an_ensemble(
     assert "bayesian+frequentist" in result.out
 
 
-def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, frequentist_run: Path, tmp_path: Path) -> None:
+def test_twins_are_compared_with_table_json_and_figure(
+    dubito, run: Path, frequentist_run: Path, tmp_path: Path
+) -> None:
     twin = Path(shutil.copytree(frequentist_run, tmp_path / "frequentist"))
     assert dubito("evaluate", run, *QUICK).code == 0
     before = (run / "evaluation.json").read_bytes()

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from dubito.convert import deep_copy
 from dubito.errors import OptionError, choose
 from dubito.export.description import What
+from dubito.heads.split import AnyPrediction
 from dubito.layers import BayesLayer
-from dubito.prediction import Prediction, Predictor, PredictsItself, drawn_dropout
-from dubito.prediction.moments import predict_moments, split_outputs
+from dubito.prediction import Predictor, PredictsItself, drawn_dropout
+from dubito.prediction.moments import predict_moments
 from dubito.runs.run import DataDescription
 
 __all__ = ["OUTPUTS", "PredictionGraph", "make_graph"]
@@ -71,7 +72,7 @@ class PredictionGraph(nn.Module, ABC):
         super().__init__()
         self.predictor = predictor
         self.head = predictor.head
-        if not getattr(self.head, "classifies", True):
+        if not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but only classifiers can be exported.")
         self.networks = nn.ModuleList(networks).cpu().eval().requires_grad_(False)
         self.dtype = next((p.dtype for p in self.networks.parameters() if p.is_floating_point()), torch.float32)
@@ -95,7 +96,7 @@ class PredictionGraph(nn.Module, ABC):
         return tuple(getattr(prediction, name).float() for name in OUTPUTS.values())
 
     @abstractmethod
-    def predict(self, inputs: Tensor) -> Prediction:
+    def predict(self, inputs: Tensor) -> AnyPrediction:
         """The prediction of normalised images."""
 
 
@@ -105,9 +106,11 @@ class DrawsGraph(PredictionGraph):
     def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription) -> None:
         super().__init__(predictor, predictor.networks(), data)
 
-    def predict(self, inputs: Tensor) -> Prediction:
+    def predict(self, inputs: Tensor) -> AnyPrediction:
         """One forward pass for each draw."""
-        return split_outputs(self.head, torch.stack([network(inputs) for network in self.networks]))
+        split = self.head.split()
+        split.update(torch.stack([network(inputs) for network in self.networks]))
+        return split.compute()
 
 
 class MomentsGraph(PredictionGraph):
@@ -118,6 +121,6 @@ class MomentsGraph(PredictionGraph):
         for module in drawn_dropout(self.networks[0]):
             module.train()
 
-    def predict(self, inputs: Tensor) -> Prediction:
+    def predict(self, inputs: Tensor) -> AnyPrediction:
         """From propagated moments."""
         return predict_moments(self.networks[0], inputs, self.head)

@@ -70,10 +70,10 @@ class Service:
         usual = self.validations.get(model.method)
         self._examples = usual.example_list(model.class_names) if usual else []
 
-    def close(self) -> None:
-        """Answer what is in the queue and end the threads."""
-        self.batcher.close()
-        self._decoders.shutdown()
+    def close(self, finish: bool = True) -> None:
+        """End the threads, after they have answered what is in the queue; without `finish` that is given up."""
+        self.batcher.close(finish)
+        self._decoders.shutdown(cancel_futures=not finish)
 
     def describe(self, api_key: bool, trusted: bool) -> dict[str, Any]:
         """What /model tells; the examples, which are images of the data, only those who are trusted."""

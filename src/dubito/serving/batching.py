@@ -76,6 +76,7 @@ class Batcher:
         self._arriving = arriving
         self._observe = observe
         self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
         self._change = threading.Condition()
         self._closed = False
         self._seconds_per_image = 0.01
@@ -105,10 +106,14 @@ class Batcher:
                 self.waiting * self._seconds_per_image,
             )
 
-    def close(self) -> None:
-        """Predict what is in the queue, take no more, and end the thread."""
+    def close(self, finish: bool = True) -> None:
+        """Take no more jobs and end the thread; without `finish` those that wait or run are given up."""
         with self._change:
             self._closed = True
+            if not finish:
+                self._queue.clear()
+                for job in self._running:
+                    job.deadline = 0.0
             self._change.notify()
         self._thread.join()
 
@@ -137,6 +142,7 @@ class Batcher:
                     break
                 self._change.wait(left)
             self.waiting -= sum(len(job.images) for job in batch)
+            self._running = batch
             return batch
 
     def _join(self, batch: list[Job]) -> bool:

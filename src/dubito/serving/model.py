@@ -26,7 +26,7 @@ DRAWING = ("weights", "local")
 """The methods that draw: the others do not depend on a number of draws or a seed."""
 MAX_DRAWS_SHOWN = 100
 """Draws of an image that an answer holds."""
-PASSES = 4096
+PASSES = 2048
 """About so many forward passes of single images are made between two looks at the clock."""
 PREDICTORS = 8
 """Predictors that are kept, besides the server's own."""
@@ -160,13 +160,12 @@ class ServedModel:
         """The prediction of all images of jobs with the same method, draws and seed, in their order."""
         first = jobs[0]
         predictor = self.predictors(first.method, first.samples, first.seed)
-        deadline = max(job.deadline for job in jobs)
         wanted = any(job.draws for job in jobs)
         parts: list[Prediction] = []
         draws: list[Tensor] = []
         # What a predictor says of an image does not depend on its company, so that any parts will do.
         for images in torch.cat([job.images for job in jobs]).split(max(1, PASSES // predictor.samples)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(job.deadline for job in jobs):
                 raise busy("The prediction took too long; ask for fewer images or draws, or try again later.")
             parts.append(predictor(images).to("cpu"))
             if wanted:

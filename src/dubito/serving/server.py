@@ -105,7 +105,7 @@ def serve(service: Service, access: Access, opened: socket.socket, started: Call
     try:
         server.run(sockets=[opened])
     finally:
-        service.close()
+        service.close(finish=not server.left)
     return server.left
 
 
