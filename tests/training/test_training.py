@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito.data.dataset import DataSource
 from dubito.errors import DataError, NonFiniteError, OptionError, RunError
+from dubito.files import write_atomically
 from dubito.layers import BayesLayer
 from dubito.models import build
-from dubito.runs.run import write_atomically
 from dubito.training import Classifier, ImageData, InterruptedTraining, Run, configure, resume, train
 from dubito.training.classifier import Progress, centralize_gradients, one_cycle
 
@@ -61,7 +61,7 @@ import os, signal, sys
 from rich.console import Console
 import pytorch_lightning as pl
 from dubito.training import configure, train
-from dubito.runs import run as run_module
+
 
 out, epoch, batch, minutes, while_writing = sys.argv[1], *map(float, sys.argv[2:6])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dubito.errors import RunError
 from dubito.evaluation.headline import leaning
+from dubito.files import write_atomically
 from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
@@ -16,7 +17,6 @@ from dubito.paper.results import read
 from dubito.paper.tables import HEADINGS, NOTES, markdown, table
 from dubito.paper.trials import TEXT, trials
 from dubito.runs.config import configure
-from dubito.runs.run import write_atomically
 
 __all__ = ["compose", "write_document"]
 

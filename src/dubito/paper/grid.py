@@ -27,10 +27,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
+from dubito.files import write_atomically
 from dubito.kernels.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
 from dubito.runs.config import TrainingConfig
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

@@ -16,17 +16,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
-import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
+from dubito.files import refuse_existing, write_atomically
 from dubito.runs.config import TrainingConfig, configure
+from dubito.runs.description import DataDescription
+from dubito.runs.environment import environment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,36 +34,10 @@ if TYPE_CHECKING:
     from dubito.data.dataset import DataSource
     from dubito.models import Network
 
-__all__ = ["DataDescription", "Run", "commit", "load", "write_atomically"]
+__all__ = ["NETWORK", "DataDescription", "Run", "load"]
 
 NETWORK = "network."
 """What names of the network's tensors start with in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class DataDescription:
-    """What a trained network must know of its data."""
-
-    name: str
-    channels: int
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    padding: int
-    num_data: int
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> DataDescription:
-        """From the part ``data`` of a run's configuration."""
-        given = {f.name: content[f.name] for f in fields(cls)}
-        for name, kind in (("class_names", str), ("mean", float), ("std", float)):
-            given[name] = tuple(kind(value) for value in given[name])
-        for name, most in (("channels", 3), ("padding", 15), ("num_data", math.inf)):
-            if not isinstance(given[name], int) or not 0 <= given[name] <= most:
-                raise ValueError(f"{name} is {given[name]!r}")
-        if given["channels"] not in (1, 3) or not len(given["mean"]) == len(given["std"]) == given["channels"]:
-            raise ValueError(f"channels is {given['channels']}, with {len(given['mean'])} means")
-        return cls(**given)
 
 
 class Run:
@@ -81,7 +55,7 @@ class Run:
         """Make the folder, with configuration and environment; one that holds anything is left alone."""
         refuse_existing(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "environment.json", json.dumps(_environment(self.config), indent=2) + "\n")
+        write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         content = {"training": self.config.to_dict(), "data": asdict(self.data)}
         write_atomically(self.path / "config.yaml", _to_yaml(content))
 
@@ -217,87 +191,8 @@ def load(path: str | os.PathLike[str], checkpoint: str = "best") -> Network:
     return Run.open(path).load(checkpoint)
 
 
-def refuse_existing(folder: Path) -> None:
-    """An error if `folder` is there and holds anything."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"continue it with `dubito train --resume {folder}`, or " if (folder / "config.yaml").exists() else ""
-        what = "exists already and is not empty" if folder.is_dir() else "is a file"
-        raise RunError(f"{folder} {what}; {hint}choose another --out.")
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it has either its old or its whole new content, whatever happens meanwhile."""
-    data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _write_beside(path, data)
-    except OSError as error:  # which names the temporary file, or none
-        raise type(error)(error.errno, error.strerror or str(error), str(path)) from None
-
-
-def _write_beside(path: Path, data: bytes) -> None:
-    """Into a temporary file in the same folder, which then takes the place of `path`."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _to_yaml(content: dict[str, Any]) -> str:
     import yaml
 
     plain = json.loads(json.dumps(content))  # tuples as lists
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-
-def commit() -> str | None:
-    """The commit that this code is of, with ``+changes`` if it was changed since; None outside a checkout."""
-    import subprocess
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # the checkout may be that of somebody who installed dubito
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _environment(config: TrainingConfig) -> dict[str, Any]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    versions: dict[str, str | None] = {}
-    for package in ("dubito", "torch", "numpy", "pytorch-lightning", "safetensors"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "versions": versions,
-        "seed": config.seed,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }

@@ -19,9 +19,10 @@ from rich.console import Console
 from dubito.convert import to_bayesian
 from dubito.data import DATASETS
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
+from dubito.files import refuse_existing
 from dubito.models.initialization import initialize
 from dubito.runs.config import TrainingConfig
-from dubito.runs.run import Run, refuse_existing
+from dubito.runs.run import Run
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
 from dubito.training.images import ImageData
