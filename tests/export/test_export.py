@@ -55,7 +55,7 @@ def test_moments_of_a_run_are_those_of_its_network(digits_run: Path, digits_onnx
 )
 def test_graph_of_every_kind_of_network_gives_its_moments(images, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    network = dubito.models.build("lenet5", 3, **options).eval()
+    network = dubito.models.build("lenet5", 3, 1, **options).eval()
     data = DataDescription("three", 1, ("ant", "bee", "cat"), (0.3,), (0.4,), padding=0, num_data=100)
     found = make_graph(network, data, "moments", 1)(images(5))
     expected = dubito.predict(network, normalize(images(5), data.mean, data.std), method="moments")

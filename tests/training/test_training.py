@@ -265,7 +265,7 @@ def users_trainer(**options: object) -> pl.Trainer:
 
 def test_the_module_works_with_a_trainer_and_loaders_of_the_users_own() -> None:
     torch.manual_seed(0)
-    network = build("lenet5", num_classes=3)
+    network = build("lenet5", num_classes=3, in_channels=1)
     images, labels = torch.randn(48, 1, 32, 32), torch.arange(48) % 3
     loader = DataLoader(TensorDataset(images, labels), batch_size=16)
     module = Classifier(network, num_data=48, epochs=2, learning_rate=1e-3)
@@ -591,7 +591,7 @@ def test_logged_metrics_are_those_of_their_epoch(tmp_path: Path) -> None:
 def test_training_means_begin_anew_in_every_epoch_of_a_users_trainer() -> None:
     torch.manual_seed(0)
     images, labels = torch.randn(32, 1, 32, 32), torch.arange(32) % 3
-    module = Classifier(build("lenet5", num_classes=3), num_data=32, epochs=3)
+    module = Classifier(build("lenet5", num_classes=3, in_channels=1), num_data=32, epochs=3)
     counts = []
 
     class Count(pl.Callback):
