@@ -431,7 +431,7 @@ def test_a_run_knows_its_data_from_every_folder(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir("/")
     assert len(Run.open(tmp_path / "run").open_data().train()) == 32
     (tmp_path / "own.npz").unlink()
-    with pytest.raises(RunError, match=r"run was trained on .*own\.npz, which is not to be had"):
+    with pytest.raises(RunError, match=r"run was trained on .*own\.npz, which cannot be opened"):
         Run.open(tmp_path / "run").open_data()
     assert run.config.data == str((tmp_path / "own.npz").resolve())
 

@@ -17,8 +17,8 @@ from dubito.errors import OptionError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module as Network
 
-    from dubito.models import Network
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]

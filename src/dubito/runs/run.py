@@ -1,6 +1,6 @@
 """A run: one training as a folder with its configuration, environment, weights and metrics.
 
-    config.yaml        the settings, and what the network must know of its data
+    config.yaml        the settings, and what the network must know about its data
     environment.json   commit, versions, hardware, seed and command
     metrics.csv        a row per epoch
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
@@ -29,21 +29,20 @@ from dubito.runs.description import DataDescription
 from dubito.runs.environment import environment
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from dubito.data.dataset import DataSource
-    from dubito.models import Network
+    from dubito.data.dataset import Dataset, DataSource
 
 __all__ = ["NETWORK", "DataDescription", "Run", "load"]
 
 NETWORK = "network."
-"""What names of the network's tensors start with in a checkpoint."""
+"""The prefix of the network's tensors in a checkpoint."""
 
 
 class Run:
     """A run folder.
 
-    `Run(...).create()` makes a new one, `Run.open` reads an existing one and refuses what is not whole.
+    `Run(...).create()` makes a new folder, `Run.open` reads an existing one and refuses an incomplete one.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: TrainingConfig, data: DataDescription) -> None:
@@ -52,7 +51,7 @@ class Run:
         self.data = data
 
     def create(self) -> None:
-        """Make the folder, with configuration and environment; one that holds anything is left alone."""
+        """Make the folder, with configuration and environment; a folder that is not empty is refused."""
         refuse_existing(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
@@ -91,7 +90,7 @@ class Run:
         write_atomically(self.path / name, text.getvalue())
 
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.csv, none if there is no epoch yet."""
+        """The rows of metrics.csv; an empty list before the first epoch has ended."""
         return self._read_table("metrics.csv", {})
 
     def posterior_trace(self) -> list[dict[str, Any]]:
@@ -137,20 +136,39 @@ class Run:
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
 
-    def open_data(self) -> DataSource:
-        """The data set that it was trained on."""
+    def open_data(self, moved: str | None = None) -> DataSource:
+        """The data set that the run was trained on, at the run's image size.
+
+        `moved` is another place to look if the data set is not where it was.
+        """
         from dubito.data import open_dataset
 
         try:
-            return open_dataset(self.config.data)
+            return open_dataset(self.config.data, size=self.data.size)
         except DubitoError as error:
-            raise RunError(f"{self.path} was trained on {self.config.data}, which is not to be had: {error}") from None
+            if moved is not None:
+                return open_dataset(moved, size=self.data.size)
+            raise RunError(f"{self.path} was trained on {self.config.data}, which cannot be opened: {error}") from None
+
+    def split(self, whole: Dataset) -> tuple[Tensor, Tensor]:
+        """Indices of the images that the run was trained on, and of those that it held out for validation.
+
+        `whole` is the training split of the run's data set; a RunError says if it has changed since.
+        """
+        from dubito.data import split_validation
+
+        kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed)
+        if len(kept) != self.data.num_data or whole.class_names != self.data.class_names:
+            raise RunError(
+                f"{whole.name} has changed since {self.path} was trained on it: the held-out images are unknown."
+            )
+        return kept, held_out
 
     def has_checkpoint(self, name: str) -> bool:
-        """Whether `name`.safetensors is there."""
+        """Whether `name`.safetensors exists."""
         return (self.path / f"{name}.safetensors").exists()
 
-    def build(self) -> Network:
+    def build(self) -> nn.Module:
         """The run's network with fresh weights."""
         from dubito.models import build
 
@@ -160,13 +178,14 @@ class Run:
             len(self.data.class_names),
             self.data.channels,
             config.inference,
+            self.data.size,
             activation=config.activation,
             head=config.head,
             dropout=config.dropout,
             **config.bayesian,
         )
 
-    def load(self, checkpoint: str = "best") -> Network:
+    def load(self, checkpoint: str = "best") -> nn.Module:
         """The trained network, in evaluation mode."""
         import torch
 
@@ -183,7 +202,7 @@ class Run:
         return network.requires_grad_(True).eval()
 
 
-def load(path: str | os.PathLike[str], checkpoint: str = "best") -> Network:
+def load(path: str | os.PathLike[str], checkpoint: str = "best") -> nn.Module:
     """The trained network of a run folder, ready for :func:`dubito.predict`.
 
     `checkpoint` is ``best``, the epoch with the lowest validation NLL, or ``last``.
