@@ -23,9 +23,10 @@ from torch import Tensor
 import dubito
 from dubito.data import normalize
 from dubito.export import OnnxModel, export
+from dubito.files import write_atomically
 from dubito.heads import ClassificationHead, resolve_head
 from dubito.prediction.moments import Propagate, predict_moments
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 BATCHES = (1, 128)
 DRAWS = 10

@@ -62,7 +62,7 @@ def test_graph_gives_what_the_predictor_gives(tiny, data, images, what: str, hea
 @pytest.mark.parametrize("what", ["draws", "moments"])
 def test_graph_of_every_kind_of_network_gives_its_prediction(images, options: dict[str, Any], what: str) -> None:
     torch.manual_seed(0)
-    network = dubito.models.build("lenet5", 3, **options).eval()
+    network = dubito.models.build("lenet5", 3, 1, **options).eval()
     data = DataDescription("three", 1, ("ant", "bee", "cat"), (0.3,), (0.4,), padding=0, num_data=100)
     found = make_graph(network, data, what, 3)(images(5))
     predictor = dubito.Predictor(network, 3, METHODS[What(what)])

@@ -154,7 +154,7 @@ def _draw(found: Comparison, path: Path) -> None:
     import io
 
     from dubito.evaluation.comparison import figure
-    from dubito.runs.run import write_atomically
+    from dubito.files import write_atomically
 
     content = io.BytesIO()
     figure(found).savefig(content, format=path.suffix.lower()[1:], dpi=200)

@@ -161,7 +161,7 @@ def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
     require_writable(path)
 
     def write(content: dict[str, Any]) -> None:
-        from dubito.runs.run import write_atomically
+        from dubito.files import write_atomically
 
         try:
             write_atomically(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

@@ -70,7 +70,8 @@ def export(
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
     from dubito.export import export as exported
-    from dubito.runs.run import Run, write_atomically
+    from dubito.files import write_atomically
+    from dubito.runs.run import Run
 
     opened = Run.open(run)
     if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":

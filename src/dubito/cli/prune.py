@@ -18,8 +18,8 @@ from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module as Network
 
-    from dubito.models import Network
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]
@@ -62,7 +62,8 @@ def prune(
     import torch
 
     from dubito.convert import prune as pruned
-    from dubito.runs.run import Run, refuse_existing
+    from dubito.files import refuse_existing
+    from dubito.runs.run import Run
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
@@ -149,7 +150,8 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
     """The pruned network as a run folder of its own, and what it saves on disk."""
     from dubito.convert import pack
-    from dubito.runs.run import NETWORK, Run, write_atomically
+    from dubito.files import write_atomically
+    from dubito.runs.run import NETWORK, Run
 
     tensors, shapes = pack({NETWORK + name: tensor for name, tensor in network.state_dict().items()})
     notes = {**run.read_checkpoint(checkpoint)[1], "pruned": shapes}
@@ -169,7 +171,7 @@ def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dic
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
     from dubito.evaluation.figures import draw, to_png
-    from dubito.runs.run import write_atomically
+    from dubito.files import write_atomically
 
     def paint(ax: Any) -> None:
         ax.plot([row["sparsity"] for row in rows], [row["accuracy"] for row in rows], marker="o", markersize=3)

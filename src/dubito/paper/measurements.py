@@ -18,9 +18,10 @@ from torch import Tensor
 
 from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
+from dubito.files import write_atomically
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 __all__ = [
     "Finished",

@@ -22,9 +22,10 @@ from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.evaluation import _held_out, fingerprint
 from dubito.evaluation.thumbnails import data_uri
+from dubito.files import write_atomically
 from dubito.prediction import Prediction
 from dubito.progress import progress_bar
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 from dubito.serving.model import ServedModel
 
 __all__ = ["MAX_IMAGES", "QUANTILE", "RULE", "Validation", "find_validation"]
