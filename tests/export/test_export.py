@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 import dubito
 from dubito.data import load, normalize
-from dubito.errors import OptionError, RunError
+from dubito.errors import OptionError, RunError, ShapeError
 from dubito.export import OUTPUTS, OnnxModel, What, export
 from dubito.export.graph import METHODS, make_graph
 from dubito.prediction import Prediction
@@ -117,10 +118,7 @@ def test_file_is_one_valid_model_that_says_what_it_is(digits_run: Path, digits_o
     data = Run.open(digits_run).data
     assert (facts["what"], facts["samples"]) == ("draws", 10)
     assert facts["head"] == "softplus"
-    assert facts["size"] == 32
-    for name in ("class_names", "mean", "std"):
-        assert tuple(facts["data"][name]) == getattr(data, name)
-    assert (facts["data"]["channels"], facts["data"]["padding"]) == (data.channels, data.padding)
+    assert DataDescription.of(facts["data"]) == data
     assert b".py" not in content  # no paths of the source code
     # 62,000 weights of ten draws in four bytes each, and the operations
     assert len(content) < 10 * 4 * 62_000 + 250_000
@@ -234,3 +232,14 @@ def test_networks_of_double_precision_are_exported(tiny, data, images, what: str
     found = make_graph(network, data, what, 2)(images(3))
     expected = dubito.Predictor(network, 2, METHODS[What(what)])(inputs)
     torch.testing.assert_close(found[0], expected.probs.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_images_of_another_size_are_exported(data, images) -> None:
+    torch.manual_seed(0)
+    network = dubito.attach_head(dubito.to_bayesian(nn.Sequential(nn.Flatten(), nn.Linear(48 * 48, 3))), "softmax")
+    model = OnnxModel(export(network, dataclasses.replace(data, size=48), samples=2))
+    pictures = torch.randint(256, (3, 1, 48, 48), dtype=torch.uint8)
+    expected = dubito.Predictor(network, 2)(normalize(pictures, data.mean, data.std))
+    assert_same(model.predict(pictures), expected)
+    with pytest.raises(ShapeError, match=r"but must be torch.uint8 \(N, 1, 48, 48\)"):
+        model.predict(images(1))

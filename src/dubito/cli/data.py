@@ -33,7 +33,7 @@ def data(context: typer.Context, debug: Debug = False) -> None:
 @app.command("list", epilog=examples("dubito data list", note=_PLACES))
 def list_(debug: Debug = False) -> None:
     """List the data sets with their sizes, and where they are on this machine."""
-    from dubito.data import DATASETS, IMAGE_SIZE, status
+    from dubito.data import DATASETS, status
 
     columns = (
         Column("name"),
@@ -49,7 +49,7 @@ def list_(debug: Debug = False) -> None:
         (
             name,
             f"{info.num_classes}",
-            f"{info.channels}x{IMAGE_SIZE}x{IMAGE_SIZE}",
+            f"{info.channels}x{info.size}x{info.size}",
             f"{info.train_count:,}",
             f"{info.test_count:,}",
             size(info.download_size),

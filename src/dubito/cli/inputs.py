@@ -44,7 +44,7 @@ def _images(argument: str, data: DataDescription) -> Iterable[Image]:
 
     path = Path(argument).expanduser()
     if argument in DATASETS or (path.suffix.lower() == ".npz" and path.is_file()):
-        return _of_dataset(argument, data.channels)
+        return _of_dataset(argument, data)
     return (_of_file(file, data) for file in _files(argument, path))
 
 
@@ -88,18 +88,17 @@ def _in_folder(folder: Path, required: bool = True) -> list[Path]:
 
 def _of_file(path: Path, data: DataDescription) -> Image:
     from dubito.data import read_image
-    from dubito.export.description import image_size
 
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(read_image, path, data.channels, image_size(data), data.padding), path=path)
+    return Image(name, partial(read_image, path, data.channels, data.size, data.padding), path=path)
 
 
-def _of_dataset(name: str, channels: int) -> Iterator[Image]:
+def _of_dataset(name: str, data: DataDescription) -> Iterator[Image]:
     from dubito.data import open_dataset, with_channels
 
-    dataset = open_dataset(name).test()
-    images = with_channels(dataset.images, channels)
+    dataset = open_dataset(name, size=data.size).test()
+    images = with_channels(dataset.images, data.channels)
     for index, label in enumerate(dataset.labels.tolist()):
         yield Image(f"{name}/test/{index}", partial(images.__getitem__, index), dataset.class_names[label])
 

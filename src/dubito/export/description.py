@@ -9,18 +9,11 @@ from enum import Enum
 from typing import Any
 
 from dubito import __version__
-from dubito.data import IMAGE_SIZE
 from dubito.errors import DataError
 from dubito.heads import HEADS
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 
-__all__ = ["KEY", "Description", "What", "image_size"]
-
-
-def image_size(data: DataDescription) -> int:
-    """The side of the square images that a network with this data takes."""
-    return int(getattr(data, "size", IMAGE_SIZE))
-
+__all__ = ["KEY", "Description", "What"]
 
 KEY = "dubito"
 """The name of the JSON in an ONNX file's metadata; in a .pt2 it is the file KEY.json."""
@@ -37,13 +30,12 @@ class What(str, Enum):
 
 @dataclass(frozen=True)
 class Description:
-    """What travels in an exported file.
+    """What an exported file says about itself.
 
     Attributes:
         what: ``draws``, ``moments`` or ``mean``.
         head: how outputs became probabilities; the graph does it.
-        data: class names, and how an image file is to be read; the graph normalises.
-        size: images are (N, channels, size, size) of bytes.
+        data: class names, and how an image file is to be read: as (channels, size, size) bytes. The graph normalises.
         samples: draws in the graph, with ``draws``.
         version: of dubito.
     """
@@ -51,7 +43,6 @@ class Description:
     what: What
     head: str
     data: DataDescription
-    size: int
     samples: int | None = None
     version: str = __version__
 
@@ -68,10 +59,8 @@ class Description:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
                 )
-            data = {field.name: content["data"][field.name] for field in fields(DataDescription)}
-            data.update({name: tuple(data[name]) for name in ("class_names", "mean", "std")})
             own = {field.name: content[field.name] for field in fields(cls)}
-            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription(**data)})
+            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription.of(own["data"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
@@ -90,10 +79,7 @@ class Description:
             "texts": all(isinstance(text, str) for text in texts),
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
-            "size": _is_count(self.size),
             "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
-            "channels": data.channels in (1, 3) and _is_count(data.channels),
-            "padding": data.padding == 0 or (_is_count(data.padding) and 2 * data.padding < self.size),
             "mean": _are_finite(data.mean, data.channels),
             "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
         }

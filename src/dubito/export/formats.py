@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError, OptionError, RunError, choose
-from dubito.export.description import KEY, Description, What, image_size
+from dubito.export.description import KEY, Description, What
 from dubito.export.graph import OUTPUTS, PredictionGraph, make_graph
 from dubito.export.onnx_model import OnnxModel
 from dubito.runs.run import DataDescription
@@ -55,7 +55,7 @@ def export(
     kind = choose(Format, format, "format")
     graph = make_graph(network, data, what, samples)
     samples_inside = graph.predictor.samples if graph.what is What.DRAWS else None
-    description = Description(graph.what, graph.head.name, data, image_size(data), samples_inside)
+    description = Description(graph.what, graph.head.name, data, samples_inside)
     wrong = description.mistake()
     if wrong:
         raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")
@@ -110,7 +110,7 @@ def _program(graph: PredictionGraph, description: Description) -> torch.export.E
 
 
 def _images(description: Description, count: int) -> Tensor:
-    shape = (count, description.data.channels, description.size, description.size)
+    shape = (count, description.data.channels, description.data.size, description.data.size)
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 

@@ -40,7 +40,7 @@ class OnnxModel:
         self._require_interface()
 
     def _require_interface(self) -> None:
-        data, size = self.description.data, self.description.size
+        data, size = self.description.data, self.description.data.size
         inputs = [(i.name, i.type, list(i.shape[1:])) for i in self._session.get_inputs()]
         outputs = [output.name for output in self._session.get_outputs()]
         if inputs != [("images", "tensor(uint8)", [data.channels, size, size])] or outputs != list(OUTPUTS):
@@ -51,7 +51,7 @@ class OnnxModel:
 
     def predict(self, images: Tensor) -> Prediction:
         """The prediction of uint8 images (N, C, H, W), without any preparation."""
-        data, size = self.description.data, self.description.size
+        data, size = self.description.data, self.description.data.size
         if images.dtype is not torch.uint8 or images.shape[1:] != (data.channels, size, size):
             raise ShapeError(
                 f"The images are {images.dtype} {tuple(images.shape)}, but must be torch.uint8 "

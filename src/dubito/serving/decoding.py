@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dubito.data.images import read_image
 from dubito.errors import DataError
-from dubito.export.description import image_size
 from dubito.runs.run import DataDescription
 from dubito.serving.refusal import RefusedError
 
@@ -79,7 +78,7 @@ def _decode(content: bytes, name: str, data: DataDescription) -> Tensor:
     file = io.BytesIO(content)
     file.name = name  # what messages call it
     try:
-        return read_image(file, data.channels, image_size(data), data.padding)
+        return read_image(file, data.channels, data.size, data.padding)
     except DataError as error:
         raise RefusedError(422, str(error)) from None
     except MemoryError:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dubito.data import DATASETS, normalize
 from dubito.errors import DubitoError, OptionError, unknown
-from dubito.export.description import image_size
 from dubito.prediction import Prediction, Predictor
 from dubito.runs.run import Run
 from dubito.serving.batching import Job, Predicted
@@ -101,7 +100,6 @@ class ServedModel:
         self.run = run
         self.samples = samples
         self.checkpoint = checkpoint
-        self.size = image_size(run.data)
         network = run.load(checkpoint).requires_grad_(False).to(device)
         self.methods = self._methods(network)
         if method not in ("auto", *self.methods):
@@ -138,7 +136,7 @@ class ServedModel:
             "data": data.name,
             "class_names": list(self.class_names),
             "channels": data.channels,
-            "size": self.size,
+            "size": data.size,
             "head": config.head,
             "parameters": self.parameters,
             "samples": self.samples,
@@ -177,7 +175,7 @@ class ServedModel:
         """The methods that suit the network: tried on a black image."""
         if self.run.config.inference != "vi":
             return ["weights", "mean"]  # without a posterior `local` is the same, and moments have nothing to follow
-        image = torch.zeros(1, self.run.data.channels, self.size, self.size)
+        image = torch.zeros(1, self.run.data.channels, self.run.data.size, self.run.data.size)
         return [method for method in METHODS if _works(network, method, image)]
 
 
