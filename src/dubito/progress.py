@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Advance", "progress_bar"]
+__all__ = ["Advance", "progress_bar", "track"]
+
+Item = TypeVar("Item")
 
 
 class Advance(Protocol):
     """The function that moves a bar on."""
 
-    def __call__(self, count: int = 1, what: str | None = None) -> None:
-        """Move the bar on by `count` steps; `what` replaces the text before it."""
+    def __call__(self, count: int = 1, what: str | None = None, total: int | None = None) -> None:
+        """Move the bar on by `count` steps; `what` replaces the text before it, `total` the number of steps."""
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def progress_bar(
     ...         advance()
     """
     if not shown:
-        yield lambda count=1, what=None: None
+        yield lambda count=1, what=None, total=None: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,7 +52,19 @@ def progress_bar(
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not watched) as bar:
         task = bar.add_task(what, total=total, completed=done)
 
-        def advance(count: int = 1, what: str | None = None) -> None:
-            bar.update(task, advance=count, description=what)
+        def advance(count: int = 1, what: str | None = None, total: int | None = None) -> None:
+            bar.update(task, advance=count, description=what, total=total)
 
         yield advance
+
+
+def track(items: Sequence[Item], what: str, *, shown: bool = True) -> Iterator[Item]:
+    """The items one after the other, with a bar that moves on after each.
+
+    >>> list(track([1, 2], "Counting"))
+    [1, 2]
+    """
+    with progress_bar(what, len(items), shown=shown) as advance:
+        for item in items:
+            yield item
+            advance()
