@@ -65,7 +65,7 @@ def test_resuming_a_finished_run_says_so(dubito, digits_run: Path) -> None:
 
 
 def test_ctrl_c_stops_with_a_checkpoint_from_which_resume_goes_on(dubito, tmp_path: Path) -> None:
-    arguments = ["train", "--epochs", "12", "--inference", "frequentist", "--out", "stopped"]
+    arguments = ["train", "--epochs", "8", "--inference", "frequentist", "--out", "stopped"]
     with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
@@ -78,11 +78,11 @@ def test_ctrl_c_stops_with_a_checkpoint_from_which_resume_goes_on(dubito, tmp_pa
     assert process.returncode == 130
     assert "Continue with: dubito train --resume stopped" in error
     assert error.count("\n") == 1
-    assert len(run_of(tmp_path / "stopped").metrics()) < 12
+    assert len(run_of(tmp_path / "stopped").metrics()) < 8
     result = dubito("train", "--resume", "stopped")
     assert result.code == 0
     assert "Resuming stopped: lenet5 on digits," in result.out
-    assert [row["epoch"] for row in run_of(tmp_path / "stopped").metrics()] == list(range(1, 13))
+    assert [row["epoch"] for row in run_of(tmp_path / "stopped").metrics()] == list(range(1, 9))
 
 
 def test_a_second_ctrl_c_still_says_how_to_go_on(dubito, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def serving(run: Path, *options: object, environment: dict[str, str] | None = No
             served.printed.append(line)
             if " at http://" in line:
                 served.url = line.rpartition(" at ")[2].strip().replace("0.0.0.0", "127.0.0.1")
+            if "Ctrl-C stops" in line:  # the last line before it waits for requests
                 ready.set()
         ready.set()
 

@@ -57,8 +57,8 @@ def test_a_network_that_never_doubts_is_not_always_unusual() -> None:
 
 def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
     usual = validation(aleatoric=torch.arange(50.0), epistemic=torch.arange(50.0))
-    assert "Neither doubt is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
-    assert "cannot say" in verdict(usual, 1.0, 0.0)["sentence"]
+    assert "Neither uncertainty is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
+    assert "cannot tell" in verdict(usual, 1.0, 0.0)["sentence"]
     levels = [verdict(usual, *pair)["level"] for pair in ((1.0, 1.0), (60.0, 1.0), (1.0, 60.0), (60.0, 60.0))]
     assert levels == ["sure", "ambiguous", "unfamiliar", "both"]
     assert verdict(None, 1.0, 1.0)["level"] == "unknown"

@@ -60,7 +60,7 @@ def test_overload_is_refused_then_over_and_a_signal_loses_nothing_that_was_accep
         assert told[0].json()["status"] == "stopping"
         assert "stopping" in told[1].json()["error"]
         assert served.process.wait(60) == 0
-    assert "everything that was accepted has been answered" in served.log()
+    assert "all accepted requests have been answered" in served.log()
     assert "Traceback" not in served.log()
 
 
@@ -79,4 +79,4 @@ def test_a_second_signal_does_not_wait_and_says_so(start, digit_images) -> None:
         asyncio.run(ask_all(served.url, digit_images[0], samples=1000, then=stop))
         assert served.process.wait(60) == 1
     assert "in work, not all answered" in served.log()
-    assert "everything that was accepted has been answered" not in served.log()
+    assert "all accepted requests have been answered" not in served.log()

@@ -41,7 +41,7 @@ TITLES = {
     "epistemic": "epistemic",
 }
 NARROW = ("accuracy", "nll", "ece", "errors/entropy/aurc", "epistemic")
-"""What a terminal with fewer than 100 columns has room for beside the names of runs."""
+"""The metrics shown on a terminal with fewer than 100 columns."""
 SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 """Metrics that need a fifth digit."""
 
@@ -63,7 +63,9 @@ def compare(
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"Draw it: {', '.join(FIGURES)}.", show_default=False),
+        typer.Option(
+            metavar="FILE", help=f"Also draw the comparison as a figure: {', '.join(FIGURES)}.", show_default=False
+        ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
@@ -102,7 +104,7 @@ def _check_figure(path: Path) -> None:
 def _evaluation(
     folder: Path, data: str | None, samples: int, seed: int, checkpoint: str, device: torch.device
 ) -> Evaluation:
-    """The stored evaluation of a folder if it fits, else a new one."""
+    """The stored evaluation of a folder if it has the same settings, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
     from dubito.evaluation.evaluation import kept_settings
 
@@ -137,7 +139,7 @@ def _evaluation(
 
 
 def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
-    """Without other data that is not to be found any more: a comparison does not need it."""
+    """The settings without --ood data that cannot be read any more: a comparison does not need it."""
     from dubito.data import open_dataset
 
     there = []

@@ -1,4 +1,4 @@
-"""`dubito data list` and `dubito data get`: what data sets there are, and bringing them here."""
+"""`dubito data list` and `dubito data get`: list the data sets, and download them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 @app.callback()
 def data(context: typer.Context, debug: Debug = False) -> None:
-    """List the data sets, or get one onto this machine."""
+    """List the data sets, or download one."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -73,7 +73,7 @@ def get(
     ],
     debug: Debug = False,
 ) -> None:
-    """Bring data sets onto this machine, checked against their checksums."""
+    """Download data sets and check their checksums."""
     from dubito.data import DATASETS, dataset_info, fetch, status
 
     chosen = list(DATASETS) if "all" in names else names

@@ -32,7 +32,7 @@ class Image:
 
 
 def find_images(arguments: Sequence[str], data: DataDescription) -> list[Image]:
-    """Every image that the arguments name, each once, to be read as the run's own data was."""
+    """Every image that the arguments name, each once, to be read in the same way as the training data."""
     found: dict[str | Path, Image] = {}
     for argument in arguments:
         found.update((image.path or image.name, image) for image in _images(argument, data))
@@ -71,7 +71,7 @@ def _files(argument: str, path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, required: bool = True) -> list[Path]:
-    """The images in a folder and in those below it, without hidden ones."""
+    """The images in a folder and its subfolders, without hidden ones."""
     from dubito.data.images import IMAGE_SUFFIXES
 
     files = sorted(

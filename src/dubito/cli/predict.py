@@ -41,9 +41,9 @@ METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 SORTABLE = ("epistemic", "aleatoric", "entropy", "mutual_information", "confidence", "path")
 WIDE = 100
-"""Terminals narrower than this show no entropies."""
+"""Narrower terminals show no entropies."""
 REASONS = 5
-"""So many errors are told on stderr; rows have them all."""
+"""How many errors are printed on stderr; the rows have them all."""
 
 
 def _checked_seed(value: int) -> int:
@@ -166,7 +166,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
-    """An error for options that were given although they make no sense for `what`."""
+    """Raise an error if one of these options was given, as it makes no sense for `what`."""
     for name in options:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -215,7 +215,7 @@ def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    """A tensor as the shortest decimals that mean its single-precision numbers: 0.1, not 0.10000000149011612."""
+    """The numbers of a tensor with as many digits as single precision has: 0.1, not 0.10000000149011612."""
     return [float(text) for text in tensor.float().cpu().numpy().astype(str)]
 
 
@@ -266,7 +266,7 @@ def _cell(table: Table, name: str, number: int) -> str:
 
 
 def _tell_errors(reader: Reader) -> None:
-    """Say on stderr what could not be read; nothing at all is an error."""
+    """Print which images could not be read; an error if none could."""
     total, failed = len(reader.images), len(reader.errors)
     if not failed:
         return

@@ -1,4 +1,4 @@
-"""`dubito prune`: weights that carry little signal become zero, in a run folder that is smaller for it."""
+"""`dubito prune`: set the weights with little signal to zero and write a smaller run folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["EXAMPLES", "prune"]
 EXAMPLES = examples(
     "dubito prune runs/mnist --curve",
     "dubito prune runs/mnist --sparsity 0.9 --out runs/mnist-pruned",
-    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases make up for the mean output that "
-    "layers lose. Accuracies are those on the run's validation images; the pruned run is a run like any other, for "
-    "predict, evaluate and report.",
+    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases are corrected so that each "
+    "layer keeps its mean output. Accuracies are those on the run's validation images. The pruned run works with "
+    "predict, evaluate and report like any other.",
 )
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 TRAINING_IMAGES = 256
-"""On how many training images the layers keep their mean outputs."""
+"""How many training images the biases are corrected on."""
 _COPIED = ("config.yaml", "environment.json", "metrics.csv", "posterior.csv")
 
 
@@ -47,7 +47,7 @@ def prune(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The pruned run, or the place of a curve alone. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
+            help="Folder of the pruned run, or of the curve. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -148,7 +148,7 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
 
 
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
-    """The pruned network as a run folder of its own, and what it saves on disk."""
+    """Write the pruned network as a new run folder, and print how much smaller it is."""
     from dubito.convert import pack
     from dubito.files import write_atomically
     from dubito.runs.run import NETWORK, Run

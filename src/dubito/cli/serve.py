@@ -41,8 +41,8 @@ def serve(
         typer.Option(
             metavar="KEY",
             envvar="DUBITO_API_KEY",
-            help="What requests must have in the header X-API-Key; others on this machine can see it here, but not in "
-            "the environment.",
+            help="Key that requests must send in the header X-API-Key. Other users of this machine can see it on the "
+            "command line, but not in the environment.",
             show_default=False,
         ),
     ] = None,
@@ -50,28 +50,31 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name by which a proxy may ask; on 127.0.0.1 only that and localhost are answered.",
+            help="Another host name that requests may use, for a proxy; a server on 127.0.0.1 answers only that and "
+            "localhost.",
             show_default=False,
         ),
     ] = None,
-    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Images of a request.")] = 64,
-    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of a request.")] = 1000,
-    max_body: Annotated[float, typer.Option(metavar="MB", help="Size of a request.")] = 16,
-    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Pixels of a request.")] = 25,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images that share a forward pass.")] = 64,
+    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Most images in a request.")] = 64,
+    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most draws in a request.")] = 1000,
+    max_body: Annotated[float, typer.Option(metavar="MB", help="Largest size of a request.")] = 16,
+    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Most pixels in a request.")] = 25,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most images that share a forward pass.")] = 64,
     max_wait: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests on their way.")
+        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are arriving.")
     ] = 5,
-    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Images that may wait; more get 503.")] = 256,
-    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until a request has arrived.")] = 15,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until it is answered.")] = 60,
+    max_queue: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most images in the queue; more are refused with 503.")
+    ] = 256,
+    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request to arrive.")] = 15,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time to answer a request.")] = 60,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
 ) -> None:
-    """Answer predictions over HTTP, with a page to try them on."""
+    """Serve predictions over HTTP, with a page to try them."""
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise OptionError("--api-key must be printable ASCII characters, and at least one.")
@@ -126,7 +129,7 @@ def serve(
         left = serve_until_signal(service, access, listening, started)
     if left:
         raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
-    typer.echo("Stopped; everything that was accepted has been answered.")
+    typer.echo("Stopped; all accepted requests have been answered.")
 
 
 def _millions(name: str, value: float) -> int:

@@ -47,12 +47,12 @@ class Description:
     version: str = __version__
 
     def to_json(self) -> str:
-        """The text that goes into the file."""
+        """The description as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Description:
-        """The description that a file holds; a DataError says what is wrong with it."""
+        """Read a description; a DataError says what is wrong with it."""
         try:
             content = json.loads(text)
             if content["format"] != FORMAT:
@@ -72,7 +72,7 @@ class Description:
         return description
 
     def mistake(self) -> str | None:
-        """What makes no sense here, None if all does."""
+        """The name of the first field that is not valid, or None."""
         data = self.data
         texts = (self.head, self.version, data.name, *data.class_names)
         sound: dict[str, bool] = {

@@ -29,7 +29,7 @@ LARGEST = 2_000_000_000
 
 
 class Format(str, Enum):
-    """What kind of file is made."""
+    """The format of the file."""
 
     ONNX = "onnx"
     TORCH = "torch"
@@ -160,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(graph: PredictionGraph, goal: str) -> Iterator[None]:
-    """An error inside names the module that cannot be exported, and its place in the network."""
+    """Turn an error inside into one that names the module that cannot be exported."""
     try:
         yield
     except DubitoError as error:

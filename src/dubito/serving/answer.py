@@ -15,12 +15,12 @@ from dubito.serving.validation import Validation
 __all__ = ["SENTENCES", "predictions", "verdict"]
 
 SENTENCES = {
-    "sure": "Neither doubt is unusual for images like those that the model knows; it can still be wrong.",
+    "sure": "Neither uncertainty is unusual for images that the model knows; it can still be wrong.",
     "ambiguous": "The image itself is ambiguous.",
     "unfamiliar": "The model has not seen images like this.",
     "both": "The model has not seen images like this, and the image itself is ambiguous.",
-    "undrawn": "The image is not unusually ambiguous; whether the model has seen images like it, one draw cannot say.",
-    "unknown": "There are no validation images to compare with, so it is not known whether this much doubt is usual.",
+    "undrawn": "The image is not unusually ambiguous; one draw cannot tell whether the model has seen images like it.",
+    "unknown": "There are no validation images to compare with, so it is not known whether this uncertainty is usual.",
 }
 _MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 _DIGITS = 7

@@ -27,13 +27,13 @@ __all__ = ["Batcher", "Job", "Predicted"]
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What the network says of some images: the prediction, and (T, N, C) draws of their probabilities if wanted."""
+    """The prediction of some images, and (T, N, C) draws of their probabilities if they were asked for."""
 
     prediction: Prediction
     draws: Tensor | None = None
 
     def part(self, start: int, stop: int) -> Predicted:
-        """Of these images alone."""
+        """The same for a range of the images."""
         return Predicted(self.prediction[start:stop], None if self.draws is None else self.draws[:, start:stop])
 
 
@@ -86,7 +86,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, job: Job) -> Future[Predicted]:
-        """Put a job into the queue; refused if that is full."""
+        """Put a job into the queue, or refuse it if the queue is full."""
         count = len(job.images)
         with self._change:
             if self._closed:
@@ -98,7 +98,7 @@ class Batcher:
         return job.future
 
     def require_room(self, count: int = 1) -> None:
-        """A refusal if so many images find no room in the queue; an empty queue has room for any request."""
+        """Refuse a request if the queue has no room for so many images; an empty queue takes any request."""
         if self.waiting and self.waiting + count > self._limits.max_queue:
             raise busy(
                 f"The server is busy: {self.waiting} images wait already, at most {self._limits.max_queue} may; try "
@@ -146,7 +146,7 @@ class Batcher:
             return batch
 
     def _join(self, batch: list[Job]) -> bool:
-        """Move what may join from the queue into the batch; whether that is full."""
+        """Move the jobs that may join from the queue into the batch; returns whether the batch is full."""
         room = self._limits.max_batch - sum(len(job.images) for job in batch)
         for job in list(self._queue):
             if room <= 0:

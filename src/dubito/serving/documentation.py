@@ -1,4 +1,4 @@
-"""The page /docs: how to ask, made from the OpenAPI description; it loads nothing from elsewhere."""
+"""The page /docs: how to use the server, made from the OpenAPI description; it loads nothing from other sites."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ DRAWING = ("weights", "local")
 MAX_DRAWS_SHOWN = 100
 """Draws of an image that an answer holds."""
 PASSES = 2048
-"""About so many forward passes of single images are made between two looks at the clock."""
+"""About how many forward passes of single images are made between two checks of the deadline."""
 PREDICTORS = 8
 """Predictors that are kept, besides the server's own."""
 PREDICTOR_BYTES = 1_000_000_000
@@ -112,7 +112,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What the model is called: its folder."""
+        """The name of the model: that of its run folder."""
         return self.run.path.resolve().name
 
     @property
@@ -127,7 +127,7 @@ class ServedModel:
         return "weights" if draws and self.method not in DRAWING else self.method
 
     def describe(self) -> dict[str, Any]:
-        """What is known of the model."""
+        """The description of the model that /model gives."""
         config, data = self.run.config, self.run.data
         return {
             "name": self.name,

@@ -36,7 +36,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _no_truth(value: Any) -> Any:
-    """`value`, unless it is true or false, which would count as 1 and 0."""
+    """Refuse true and false, which Python would take for 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
@@ -107,7 +107,7 @@ class PredictionRequest:
 
 
 async def parse_request(body: bytes, headers: Headers, limits: Limits) -> PredictionRequest:
-    """The request that a body holds, or a refusal that says what is wrong with it."""
+    """Read a request from its body, or refuse it with a sentence that says what is wrong."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         files, fields = _from_json(body, limits)
@@ -124,7 +124,7 @@ async def parse_request(body: bytes, headers: Headers, limits: Limits) -> Predic
 
 
 def request_schema() -> dict[str, Any]:
-    """What the body may be, for the OpenAPI description."""
+    """The schema of the request body, for the OpenAPI description."""
     options = Options.model_json_schema()
     kinds = {
         "multipart/form-data": {"type": "string", "format": "binary"},
@@ -243,7 +243,7 @@ def _check_count(count: int, limits: Limits) -> None:
 
 
 def _check(request: PredictionRequest, limits: Limits) -> None:
-    """Whether the options fit each other, the images and the limits."""
+    """Refuse options that do not fit each other, the images or the limits."""
     options = request.options
     lengths = {name: len(getattr(options, name) or [0]) for name in _MANY}
     points = max(lengths.values())

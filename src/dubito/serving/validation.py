@@ -176,7 +176,7 @@ def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Va
 
 
 def _examples(aleatoric: Tensor, epistemic: Tensor, labels: Tensor) -> Tensor:
-    """Numbers of images to show: half sure and of different classes, a quarter of each kind of doubt."""
+    """Which images to show: half are certain and of different classes, a quarter has each kind of uncertainty."""
     doubt = aleatoric + epistemic
     sure: list[int] = []
     for number in doubt.argsort().tolist():
@@ -199,7 +199,7 @@ def _content(made: Validation, notes: dict[str, Any]) -> bytes:
 
 
 def _read(place: Path, notes: dict[str, Any]) -> Validation | None:
-    """What is kept there, if it is whole and fits."""
+    """The stored statistics, or None if they are missing, damaged or made with other settings."""
     from safetensors import SafetensorError, safe_open
 
     try:
