@@ -220,7 +220,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         if "index.html" not in files:
-            return HTMLResponse(documentation(app, service), headers=fresh)
+            return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
         return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
 
     @app.get("/static/{name:path}", include_in_schema=False)
@@ -231,7 +231,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(documentation(app, service), headers=fresh)
+        return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
 
     @app.get("/docs.css", include_in_schema=False)
     async def style() -> Response:

@@ -12,7 +12,8 @@ from dubito.serving.validation import RULE
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from dubito.serving.application import Service
+    from dubito.serving.limits import Limits
+    from dubito.serving.model import ServedModel
 
 __all__ = ["STYLE", "documentation"]
 
@@ -25,9 +26,8 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 """
 
 
-def documentation(app: FastAPI, service: Service) -> str:
+def documentation(app: FastAPI, model: ServedModel, limits: Limits) -> str:
     """The page as HTML."""
-    limits, model = service.limits, service.model
     paths = _table(
         (f"<code>{method.upper()} {escape(path)}</code>", escape(description.get("description", "")))
         for path, methods in app.openapi()["paths"].items()
