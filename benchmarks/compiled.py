@@ -22,7 +22,7 @@ import torch
 from dubito.benchmark import Frequentist, System, Work
 from dubito.benchmark.systems import LocalDraws
 from dubito.benchmark.work import Task
-from dubito.runs.run import write_atomically
+from dubito.files import write_atomically
 
 SYSTEMS: dict[str, type[System]] = {"frequentist": Frequentist, "local": LocalDraws}
 

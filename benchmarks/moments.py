@@ -24,10 +24,11 @@ from torch import Tensor, nn
 import dubito
 from dubito.data import normalize, open_dataset, with_channels
 from dubito.evaluation import pool
+from dubito.files import write_atomically
 from dubito.heads import ClassificationHead, resolve_head
 from dubito.prediction import Prediction
 from dubito.prediction.moments import Propagate, predict_moments
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 COLUMNS = ("probabilities, mean abs. difference", "aleatoric, ratio", "epistemic, ratio", "epistemic, Spearman")
 BATCH = 128

@@ -2,7 +2,7 @@
 
     make demo
 
-Takes about a minute and needs no download. Everything goes into the folder `demo`.
+Takes about half a minute and needs no download. Everything goes into the folder `demo`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import dubito
 from dubito.data import load, normalize
 from dubito.evaluation import evaluate
 from dubito.evaluation.report import write_report
-from dubito.training import configure, train
+from dubito.threads import suiting_threads
+from dubito.training import Run, configure, train
 
 FOLDER = Path("demo")
 ROWS = 6
@@ -33,13 +34,21 @@ def main() -> None:
     console = Console()
     shutil.rmtree(FOLDER / "run", ignore_errors=True)
     console.print("Training a Bayesian LeNet-5 on 1,294 handwritten digits (8x8 pixels, scaled to 32x32) ...")
-    config = configure(data="digits", epochs=40, warmup_epochs=10)
+    config = configure(data="digits", epochs=25, warmup_epochs=6)
     run = train(config, FOLDER / "run", console=console, report_every=5)
 
     model = dubito.load(run.path)
     test = load("digits", "test")
     images = normalize(test.images, run.data.mean, run.data.std)
-    prediction = dubito.predict(model, images, samples=50, generator=torch.Generator().manual_seed(0))
+    with suiting_threads(model, images[0], batch_size=len(images)):
+        finish(run, model, images, test, console)
+
+
+def finish(
+    run: Run, model: torch.nn.Module, images: torch.Tensor, test: dubito.data.Dataset, console: Console
+) -> None:
+    """Predict the test images, show the most and the least certain ones, and write picture and report."""
+    prediction = dubito.Predictor(model, samples=50)(images)
     right = prediction.label == test.labels
     console.print(f"\nTest accuracy {right.float().mean():.2%} on {len(test)} images that training never saw.")
     for kind, where in (("right", right), ("wrong", ~right)):

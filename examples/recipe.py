@@ -29,7 +29,8 @@ import dubito
 from dubito.data import Batches, Dataset, normalize, open_dataset, split_validation
 from dubito.errors import DubitoError
 from dubito.evaluation.metrics import accuracy, calibration_error, nll
-from dubito.runs.run import Run, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.run import Run
 from dubito.training import configure, resume, train
 
 BATCH = 64

@@ -31,7 +31,8 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from dubito.benchmark import Work, Worker, compare, open_workers
 from dubito.benchmark.workers import WorkerError
 from dubito.errors import DubitoError
-from dubito.runs.run import commit, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.environment import commit
 
 ROOT = Path(__file__).parents[2]
 

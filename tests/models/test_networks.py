@@ -124,14 +124,14 @@ def test_the_nonlinearity_is_as_asked_and_absent_after_the_last_layer(activation
 
 def test_the_head_is_part_of_the_network_and_decides_the_number_of_outputs() -> None:
     images = torch.randn(3, 1, 32, 32)
-    network = build("lenet5", num_classes=5, head="kendall_gal")
+    network = build("lenet5", num_classes=5, in_channels=1, head="kendall_gal")
     assert network(images).shape == (3, 10)
     assert dubito.predict(network, images, samples=2).probs.shape == (3, 5)
 
 
 def test_mc_dropout_draws_by_itself_and_its_frequentist_use_does_not() -> None:
     torch.manual_seed(0)
-    network, images = build("lenet5", inference="dropout"), torch.randn(4, 1, 32, 32)
+    network, images = build("lenet5", inference="dropout"), torch.randn(4, 3, 32, 32)
     assert (dubito.predict(network, images).epistemic > 0).all()
     assert (dubito.predict(network, images, dropout=False).epistemic == 0).all()
 
@@ -142,7 +142,7 @@ def test_images_stay_apart_through_every_layer(name: str, inference: str) -> Non
     """The spread across images is what default initialisation loses: 0.000 by layer 6 of a softplus VGG16."""
     torch.manual_seed(0)
     network = build(name, in_channels=3, inference=inference, dropout=0.02).eval()  # whose noise takes its share
-    x = synthetic_images(16, 3)
+    x = synthetic_images(16, 3, 32)
     with torch.no_grad():
         for layer in network:
             x = layer(x)
@@ -168,7 +168,7 @@ def test_initialisation_gives_each_channel_zero_mean_and_the_wanted_spread_on_it
 def test_initialisation_reckons_with_the_noise_of_dropout() -> None:
     """On a batch of 4,096 other masks change a channel's spread by a few hundredths; without dropout it is far less."""
     torch.manual_seed(0)
-    network, images = build("lenet5", inference="dropout", dropout=0.5), synthetic_images(4096, 1)
+    network, images = build("lenet5", 10, 1, "dropout", dropout=0.5), synthetic_images(4096, 1, 32)
     initialize(network, images)
     spreads = {}
     for mode in (True, False):
@@ -194,8 +194,8 @@ def test_every_weight_starts_with_the_papers_standard_deviation(parameterization
 @every_inference
 def test_a_few_steps_learn_a_batch(inference: str) -> None:
     torch.manual_seed(0)
-    network = build("lenet5", inference=inference, dropout=0.1)
-    images, labels = synthetic_images(32, 1), torch.arange(32) % 10
+    network = build("lenet5", in_channels=1, inference=inference, dropout=0.1)
+    images, labels = synthetic_images(32, 1, 32), torch.arange(32) % 10
     objective = dubito.ELBO(num_data=10_000)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     before = objective(network.eval(), images, labels).nll.item()
@@ -226,14 +226,14 @@ def test_bad_options_get_one_sentence(options: dict, sentence: str) -> None:
 
 def test_images_of_another_size_are_told_what_is_wanted():
     with pytest.raises(ShapeError, match=r"\(2, 1, 28, 28\), but the network takes \(N, 1, 32, 32\): scale or pad"):
-        build("lenet5")(torch.zeros(2, 1, 28, 28))
+        build("lenet5", in_channels=1)(torch.zeros(2, 1, 28, 28))
     with pytest.raises(ShapeError, match=r"torch.uint8, but the network takes floats, normalised as in its training"):
-        build("lenet5")(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))
+        build("lenet5", in_channels=1)(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))
 
 
 def test_an_empirical_prior_is_centred_on_the_weights_that_training_starts_from():
     torch.manual_seed(0)
-    network = build("lenet5", prior="empirical")
+    network = build("lenet5", in_channels=1, prior="empirical")
     for _ in range(2):
         for layer in network:
             if isinstance(layer, BayesLayer):

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito.data.dataset import DataSource
 from dubito.errors import DataError, NonFiniteError, OptionError, RunError
+from dubito.files import write_atomically
 from dubito.layers import BayesLayer
 from dubito.models import build
-from dubito.runs.run import write_atomically
 from dubito.training import Classifier, ImageData, InterruptedTraining, Run, configure, resume, train
 from dubito.training.classifier import Progress, centralize_gradients, one_cycle
 
@@ -61,7 +61,7 @@ import os, signal, sys
 from rich.console import Console
 import pytorch_lightning as pl
 from dubito.training import configure, train
-from dubito.runs import run as run_module
+
 
 out, epoch, batch, minutes, while_writing = sys.argv[1], *map(float, sys.argv[2:6])
 
@@ -265,7 +265,7 @@ def users_trainer(**options: object) -> pl.Trainer:
 
 def test_the_module_works_with_a_trainer_and_loaders_of_the_users_own() -> None:
     torch.manual_seed(0)
-    network = build("lenet5", num_classes=3)
+    network = build("lenet5", num_classes=3, in_channels=1)
     images, labels = torch.randn(48, 1, 32, 32), torch.arange(48) % 3
     loader = DataLoader(TensorDataset(images, labels), batch_size=16)
     module = Classifier(network, num_data=48, epochs=2, learning_rate=1e-3)
@@ -431,7 +431,7 @@ def test_a_run_knows_its_data_from_every_folder(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir("/")
     assert len(Run.open(tmp_path / "run").open_data().train()) == 32
     (tmp_path / "own.npz").unlink()
-    with pytest.raises(RunError, match=r"run was trained on .*own\.npz, which is not to be had"):
+    with pytest.raises(RunError, match=r"run was trained on .*own\.npz, which cannot be opened"):
         Run.open(tmp_path / "run").open_data()
     assert run.config.data == str((tmp_path / "own.npz").resolve())
 
@@ -591,7 +591,7 @@ def test_logged_metrics_are_those_of_their_epoch(tmp_path: Path) -> None:
 def test_training_means_begin_anew_in_every_epoch_of_a_users_trainer() -> None:
     torch.manual_seed(0)
     images, labels = torch.randn(32, 1, 32, 32), torch.arange(32) % 3
-    module = Classifier(build("lenet5", num_classes=3), num_data=32, epochs=3)
+    module = Classifier(build("lenet5", num_classes=3, in_channels=1), num_data=32, epochs=3)
     counts = []
 
     class Count(pl.Callback):

@@ -10,8 +10,9 @@ import typer
 
 from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
-from dubito.cli.terminal import Column, examples, print_table, progress_bar
+from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
+from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from dubito.benchmark import Comparison, Ratio

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from dubito.data import DATASETS, IMAGE_SIZE, Dataset, normalize, open_dataset, split_validation, with_channels
 from dubito.errors import DataError, DubitoWarning, OptionError, RunError
+from dubito.files import write_atomically
 from dubito.prediction import Prediction, pool, predict
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 __all__ = ["Evaluated", "Evaluation", "NoiseLevel", "evaluate", "pool"]
 

@@ -19,7 +19,8 @@ from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings, place_of
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.sections import made, sections
-from dubito.runs.run import Run, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import nn

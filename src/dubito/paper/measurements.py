@@ -18,9 +18,10 @@ from torch import Tensor
 
 from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
+from dubito.files import write_atomically
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 __all__ = [
     "Finished",
@@ -185,20 +186,16 @@ def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
 
 
 def _noise(run: Run, count: int, batch: int, samples: int) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import track
-
     from dubito.data import normalize, open_dataset, with_channels
     from dubito.estimators import estimator
+    from dubito.progress import track
 
     network = run.load()
     images = with_channels(open_dataset(run.config.data).test().images[:count], run.data.channels)
     images = images[: len(images) // batch * batch]  # whole batches, for the constant depends on their size
     std = torch.tensor(run.data.std).view(-1, 1, 1)
     levels = []
-    console = Console(stderr=True)
-    about = f"Noise on {run.path.name}"
-    for gamma in track(NOISE_LEVELS, about, console=console, transient=True, disable=not console.is_terminal):
+    for gamma in track(NOISE_LEVELS, f"Noise on {run.path.name}"):
         # The same noise at every level, so that differences are those of the level alone.
         generator = torch.Generator().manual_seed(0)
         sums: dict[str, list[Tensor]] = {"classes": [], "batch": []}

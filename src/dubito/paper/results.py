@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import RunError
+from dubito.files import write_atomically
 from dubito.paper import published
 from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of, settings
 from dubito.paper.grid import different_settings
@@ -37,7 +38,7 @@ from dubito.paper.measurements import (
     uncertainty_row,
 )
 from dubito.runs.config import TrainingConfig
-from dubito.runs.run import commit, write_atomically
+from dubito.runs.environment import commit
 
 __all__ = ["collect", "read"]
 
