@@ -44,9 +44,7 @@ def main() -> None:
         finish(run, model, images, test, console)
 
 
-def finish(
-    run: Run, model: torch.nn.Module, images: torch.Tensor, test: dubito.data.Dataset, console: Console
-) -> None:
+def finish(run: Run, model: torch.nn.Module, images: torch.Tensor, test: dubito.data.Dataset, console: Console) -> None:
     """Predict the test images, show the most and the least certain ones, and write picture and report."""
     prediction = dubito.Predictor(model, samples=50)(images)
     right = prediction.label == test.labels

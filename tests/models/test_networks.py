@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.layers import BayesLayer
-from dubito.models import ARCHITECTURES, build
+from dubito.models import ARCHITECTURES, Inference, Plan, build, names, register, registry
 from dubito.models.architecture import Convolution, FullyConnected, MaxPooling
 from dubito.models.initialization import HIDDEN_SPREAD, initialize, synthetic_images
 
@@ -60,11 +62,13 @@ APPENDIX = {
     ],
 }
 CHANNELS = {"lenet5": 1, "alexnet": 3, "vgg16": 3}
-every_model = pytest.mark.parametrize("name", list(ARCHITECTURES))
+SMALLEST = {"lenet5": 16, "alexnet": 29, "vgg16": 32}
+every_table = pytest.mark.parametrize("name", list(ARCHITECTURES))
+every_model = pytest.mark.parametrize("name", names())
 every_inference = pytest.mark.parametrize("inference", ["vi", "frequentist", "dropout"])
 
 
-@every_model
+@every_table
 def test_the_table_is_the_appendix(name: str) -> None:
     kinds = {Convolution: "convolution", MaxPooling: "max-pooling", FullyConnected: "fully-connected"}
     rows = []
@@ -77,14 +81,15 @@ def test_the_table_is_the_appendix(name: str) -> None:
     assert rows == APPENDIX[name]
 
 
-@every_model
+@every_table
 @every_inference
-def test_the_network_has_the_shapes_of_its_table(name: str, inference: str) -> None:
+@pytest.mark.parametrize("size", [32, 50])
+def test_the_network_has_the_shapes_of_its_table(name: str, inference: str, size: int) -> None:
     """Each layer, run for real, turns the table's input shape into its output shape."""
     with torch.device("meta"):
-        network = build(name, 10, CHANNELS[name], inference)
-        x = torch.empty(2, CHANNELS[name], 32, 32)
-    shapes = iter(ARCHITECTURES[name].shapes(CHANNELS[name], 10))
+        network = build(name, 10, CHANNELS[name], inference, size)
+        x = torch.empty(2, CHANNELS[name], size, size)
+    shapes = iter(ARCHITECTURES[name].shapes(CHANNELS[name], 10, size))
     for layer in network:
         before = tuple(x.shape[1:])
         x = layer(x)
@@ -94,7 +99,7 @@ def test_the_network_has_the_shapes_of_its_table(name: str, inference: str) -> N
     assert next(shapes, None) is None
 
 
-@every_model
+@every_table
 def test_the_twins_have_the_same_weights_and_bayesian_ones_twice(name: str) -> None:
     with torch.device("meta"):
         counts = {
@@ -102,6 +107,65 @@ def test_the_twins_have_the_same_weights_and_bayesian_ones_twice(name: str) -> N
         }
     expected = sum(shape.weights for shape in ARCHITECTURES[name].shapes(3, 7))
     assert counts == {"vi": 2 * expected, "frequentist": expected, "dropout": expected}
+
+
+@every_table
+def test_images_that_are_too_small_are_refused_with_the_smallest_size(name: str) -> None:
+    least = SMALLEST[name]
+    with torch.device("meta"):
+        assert build(name, 4, image_size=least)(torch.empty(1, 3, least, least)).shape == (1, 4)
+    for size in (1, least - 1):
+        with pytest.raises(OptionError, match=rf"image_size is {size}, but {name} needs at least {least} pixels"):
+            build(name, image_size=size)
+
+
+@every_model
+@every_inference
+def test_every_network_of_the_registry_runs_forward_and_backward(name: str, inference: str) -> None:
+    torch.manual_seed(0)
+    network = build(name, num_classes=3, inference=inference)
+    terms = dubito.ELBO(num_data=2)(network, torch.randn(2, 3, 32, 32), torch.tensor([0, 2]))
+    terms.loss.backward()
+    assert terms.loss.isfinite()
+    for parameter in network.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+@pytest.fixture
+def mine() -> Iterator[str]:
+    """A network of plain torch layers in the registry."""
+
+    @register("mine")
+    def build_mine(plan: Plan) -> nn.Module:
+        inputs = plan.in_channels * plan.image_size**2
+        hidden = nn.Dropout(plan.dropout) if plan.inference is Inference.DROPOUT else nn.ReLU()
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), hidden, nn.Linear(8, plan.num_outputs))
+
+    yield "mine"
+    del registry._BUILDERS["mine"]
+
+
+def test_a_registered_plain_network_gets_its_twins_and_its_head(mine: str) -> None:
+    assert names()[-1] == mine
+    torch.manual_seed(0)
+    images = torch.randn(5, 1, 6, 6)
+    for inference in ("vi", "frequentist", "dropout"):
+        network = build(mine, 4, 1, inference, 6, head="kendall_gal")
+        bayesian = [layer for layer in network.modules() if isinstance(layer, BayesLayer)]
+        assert len(bayesian) == (2 if inference == "vi" else 0)
+        prediction = dubito.Predictor(network, samples=4)(images)
+        assert prediction.probs.shape == (5, 4)
+        assert bool((prediction.epistemic > 0).any()) == (inference != "frequentist")
+    prior = build(mine, 4, 1, "vi", 6, prior=0.5, initial_std=0.2)[1]
+    torch.testing.assert_close(prior.weight_std, torch.full((8, 36), 0.2))
+
+
+def test_a_name_is_registered_once(mine: str) -> None:
+    with pytest.raises(OptionError, match="There is a network 'mine' already"):
+        register(mine)(lambda plan: nn.Identity())
+    with pytest.raises(OptionError, match=r"model is 'mined', but must be one of .*'mine'; the nearest is 'mine'"):
+        build("mined")
 
 
 def test_dropout_follows_the_rows_that_the_table_names() -> None:

@@ -120,16 +120,16 @@ class Batches:
 
     @property
     def sampler(self) -> Batches:
-        """Itself: Lightning calls `sampler.set_epoch` of a loader at the start of every epoch."""
+        """This object; Lightning calls `sampler.set_epoch` of a loader at the start of every epoch."""
         return self
 
     @property
     def batch_sampler(self) -> Batches:
-        """Itself, like `sampler`: Lightning asks for both."""
+        """This object too; Lightning asks for both."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the iterators that start from now on."""
+        """Set the epoch of the iterators that are made from now on."""
         if epoch < 0:
             raise OptionError(f"epoch is {epoch}, but must be 0 or more.")
         self.epoch = epoch

@@ -198,7 +198,7 @@ class Classifier(pl.LightningModule):
             centralize_gradients(self.network)
 
     def on_validation_epoch_start(self) -> None:
-        """Start from zero, with draws of the network that all batches share and that each epoch has of its own."""
+        """Reset the metrics, and make the predictor of this epoch, whose draws all batches share."""
         seed = key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch)
         self._predictor = Predictor(self.network, self.validation_samples, "weights", seed)
         self._accuracy.reset()
