@@ -14,14 +14,14 @@ from torch.distributions import Normal, kl_divergence
 import dubito
 from dubito.benchmark import Frequentist, PlainNetwork, Work
 from dubito.benchmark.profile import Group
-from dubito.benchmark.systems import LocalDraws, Moments, OneWeightDraw, WeightDraws
+from dubito.benchmark.systems import LocalTraining, MomentPrediction, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 
 
 def test_the_plain_layers_have_the_kl_and_the_moments_of_dubitos() -> None:
     work = Work(PlainNetwork(width=2, depth=2), Task.STEP, 4)
     images, labels = work.data()
-    plain, ours = PlainLayers(work.build()), LocalDraws(work.build())
+    plain, ours = PlainLayers(work.build()), LocalTraining(work.build())
     plain.loss(images, labels)
     layer = plain.network[0]
     stds = [torch.nn.functional.softplus(rho) for rho in (layer.weight_rho, layer.bias_rho)]
@@ -50,9 +50,9 @@ def test_the_full_plan_fits_into_twenty_minutes_and_measures_everything() -> Non
     assert sum(stage.seconds for stage in quick_plan()) < 90
     profiled = [column(kind.name, work) for kind, work in stages["alexnet"].profiles]
     assert profiled == [
-        *(f"{name}, step" for name in (Frequentist.name, LocalDraws.name, WeightDraws.name)),
-        *(f"{name}, 10 draws" for name in (Frequentist.name, LocalDraws.name)),
-        f"{Moments.name}, one pass",
+        *(f"{name}, step" for name in (Frequentist.name, LocalTraining.name, WeightTraining.name)),
+        *(f"{name}, 10 draws" for name in (Frequentist.name, LocalTraining.name)),
+        f"{MomentPrediction.name}, one pass",
     ]
     assert {work.batch for _, work in stages["alexnet"].profiles} == {128}
 
@@ -77,18 +77,18 @@ def results() -> dict:
             "lenet5": {
                 "batch": 128,
                 "samples": 10,
-                "versions": {Frequentist.name: "2.13.0", Moments.name: "0.1.0", "a peer": None},
+                "versions": {Frequentist.name: "2.13.0", MomentPrediction.name: "0.1.0", "a peer": None},
                 "ratios": {
                     Frequentist.name: {"step": ratio(1), "predict": ratio(1)},
-                    Moments.name: {"predict": ratio(0.4), "once": ratio(3.5)},
+                    MomentPrediction.name: {"predict": ratio(0.4), "once": ratio(3.5)},
                     "a peer": {},
                 },
                 "memory": {Frequentist.name: 50.0},
                 "failures": {"a peer": "it | is gone"},
             },
             "growth": {
-                "ratios": {Frequentist.name: growth, LocalDraws.name: growth, WeightDraws.name: steps}
-                | {Moments.name: draws},
+                "ratios": {Frequentist.name: growth, LocalTraining.name: growth, WeightTraining.name: steps}
+                | {MomentPrediction.name: draws},
                 "failures": {},
             },
         },

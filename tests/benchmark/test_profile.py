@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work
 from dubito.benchmark.profile import Group, grouped, profile
-from dubito.benchmark.systems import LocalDraws, OneWeightDraw
+from dubito.benchmark.systems import LocalTraining, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import _training_step
 from dubito.kernels import noise
@@ -103,7 +103,7 @@ def test_noise_makes_no_range_without_a_profiler(monkeypatch) -> None:
     assert made == ["dubito::noise"]
 
 
-@pytest.mark.parametrize("kind", [Frequentist, LocalDraws, OneWeightDraw])
+@pytest.mark.parametrize("kind", [Frequentist, LocalTraining, WeightTraining])
 def test_the_groups_add_up_to_all_self_times(kind: type[System]) -> None:
     system = kind(STEP.build())
     step = _training_step(system, *STEP.data())
