@@ -48,7 +48,10 @@ def test_bench_prints_multiples_of_the_twin_and_writes_them(dubito, opened, tmp_
     assert result.code == 0
     assert opened.threads == 3
     twice = ["2.00", "(2.00", "..", "2.00)"]
-    lines = {name: [line for line in result.out.splitlines() if line.startswith(name)] for name in ("dubito local", "dubito.predict")}
+    lines = {
+        name: [line for line in result.out.splitlines() if line.startswith(name)]
+        for name in ("dubito local", "dubito.predict")
+    }
     assert [line.split()[2:] for line in lines["dubito local"]] == [[*twice, "100", "MB"]] * 2
     assert [line.split()[1:] for line in lines["dubito.predict"]] == [[*twice, *twice, "100", "MB"]] * 2
     assert "moments costs 2.00 (2.00 .. 2.00) passes" in result.out
