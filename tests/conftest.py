@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    seed = getattr(terminalreporter.config.option, "randomly_seed", None)
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and seed is not None:
+        terminalreporter.write_line(f"The same order again: --randomly-seed={seed}")
+
+
 def seed_everything() -> None:
     random.seed(0)
     np.random.seed(0)
