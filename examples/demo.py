@@ -26,7 +26,7 @@ from dubito.evaluation.report import write_report
 from dubito.training import configure, train
 
 FOLDER = Path("demo")
-EPOCHS = 30
+EPOCHS = 20
 ROWS = 6
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     picture = FOLDER / "digits.png"
     draw(prediction, test, chosen, picture)
     console.print("\nEvaluating for the report ...")
-    report = write_report(evaluate([run], samples=20, progress=True), FOLDER / "report.html", run.path / "figures")
+    report = write_report(evaluate([run], samples=10, progress=True), FOLDER / "report.html", run.path / "figures")
     console.print(f"\nPicture: {picture}\nReport:  {report} (open it in a browser)\nRun:     {run.path}")
     command = Path(sys.executable).parent / "dubito"
     command = command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
