@@ -40,7 +40,7 @@ IMAGES, DRAWS = 32, 10
 
 
 class Walk:
-    """Notes the files of `folder` whose functions are called, while it is on; in every thread that starts later, too."""
+    """Notes the files of `folder` whose functions are called, while it is on, also in threads that start later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder) + os.sep

@@ -6,6 +6,7 @@ Fixtures for any folder of tests:
 `frequentist_run` session  folder of its frequentist twin
 `own_run`         test     a copy of `digits_run` that the test may write to
 `copy_of`         test     a function that copies any run folder: copy_of(frequentist_run)
+`made_once`       session  a function that makes any folder once for all worker processes: made_once("name", make)
 
 The two session folders are trained once for all worker processes. They are for reading only: changing one is an error.
 """
@@ -21,18 +22,39 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 EPOCHS = 5
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+# A busy machine is no reason to fail, and the same examples are tried in every run.
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
+settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.randomly_reset_seed = False  # pytest-randomly orders the tests; `same_start` seeds them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever asks for the browser has its marker."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    seed = getattr(terminalreporter.config.option, "randomly_seed", None)
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and seed is not None:
+        terminalreporter.write_line(f"The same order again: --randomly-seed={seed}")
 
 
 def seed_everything() -> None:
@@ -62,15 +84,36 @@ def same_start() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a small Bayesian LeNet-5, to read only."""
-    yield from trained(tmp_path_factory, "vi")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes a folder in the first worker process that asks for it; the others wait, and get the same folder."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # a worker's own is in that of all
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        made, unfinished = shared / name, shared / f"{name}-unfinished"
+        with FileLock(shared / f"{name}.lock"):
+            if not made.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that failed
+                unfinished.mkdir()
+                make(unfinished)
+                unfinished.rename(made)
+        return made
+
+    return make_once
 
 
 @pytest.fixture(scope="session")
-def frequentist_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def digits_run(made_once: MadeOnce) -> Iterator[Path]:
+    """The folder of a small Bayesian LeNet-5, to read only."""
+    with unchanged(made_once("digits-vi", lambda folder: train(folder / "run", "vi")) / "run") as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
+def frequentist_run(made_once: MadeOnce) -> Iterator[Path]:
     """The folder of its frequentist twin, to read only."""
-    yield from trained(tmp_path_factory, "frequentist")
+    with unchanged(made_once("digits-frequentist", lambda folder: train(folder / "run", "frequentist")) / "run") as run:
+        yield run
 
 
 @pytest.fixture
@@ -78,7 +121,7 @@ def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
     """Copies a run folder into the folder of this test."""
 
     def copy(run: Path) -> Path:
-        return Path(shutil.copytree(run, tmp_path / "own" / run.name))
+        return Path(shutil.copytree(run, tmp_path / "own" / run.parent.name))
 
     return copy
 
@@ -89,19 +132,12 @@ def own_run(digits_run: Path, copy_of: Callable[[Path], Path]) -> Path:
     return copy_of(digits_run)
 
 
-def trained(folders: pytest.TempPathFactory, inference: str) -> Iterator[Path]:
-    """One training for all worker processes, each of which has its own base folder in a common one."""
-    base = folders.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    run = shared / f"digits-{inference}"
-    with FileLock(shared / f"{run.name}.lock"):
-        if not run.exists():
-            unfinished = shared / f"{run.name}-unfinished"
-            train(unfinished, inference)
-            unfinished.rename(run)
-    before = contents(run)
-    yield run
-    assert contents(run) == before, f"A test changed {run}: let it use own_run or copy_of instead."
+@contextmanager
+def unchanged(folder: Path) -> Iterator[Path]:
+    """A folder that has to be as it was at the end."""
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before, f"A test changed {folder}: let it use own_run or copy_of instead."
 
 
 def train(folder: Path, inference: str) -> None:

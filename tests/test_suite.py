@@ -29,6 +29,18 @@ def test_the_shared_networks_have_learned_the_digits(digits_run: Path, frequenti
         assert (labels == test.labels).float().mean() > 0.8
 
 
+def test_a_folder_is_made_once_and_not_left_half_made(made_once) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise ValueError("broken off")
+
+    with pytest.raises(ValueError, match="broken off"):
+        made_once("made", fail)
+    made = made_once("made", lambda folder: (folder / "whole").touch())
+    assert made_once("made", fail) == made
+    assert [path.name for path in made.iterdir()] == ["whole"]
+
+
 def test_a_copy_can_be_changed(digits_run: Path, own_run: Path) -> None:
     (own_run / "config.yaml").write_text("changed")
     assert (digits_run / "config.yaml").read_text() != "changed"
