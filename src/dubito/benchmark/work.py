@@ -8,7 +8,6 @@ from enum import Enum
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Conv2d
 
 from dubito.benchmark.systems import MomentPrediction
 from dubito.heads import attach_head
