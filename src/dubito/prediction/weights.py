@@ -2,7 +2,8 @@
 
 Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the noise to make, and mean probabilities whose
 errors cancel to first order. Every pair has a seed of its own, so that draw number t is the same however many there
-are, and the same in every process. They are kept in memory while they fit a budget, and made again from their seeds otherwise.
+are, and the same in every process. They are kept in memory while they fit a budget, and made
+again from their seeds otherwise.
 """
 
 from __future__ import annotations
