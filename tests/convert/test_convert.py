@@ -135,7 +135,7 @@ def test_original_is_untouched_and_shares_nothing():
 
 def test_second_conversion_changes_nothing():
     torch.manual_seed(0)
-    once = dubito.to_bayesian(Network(), prior=0.3, initial_std=0.2, parameterization="alpha")
+    once = dubito.to_bayesian(Network(), prior=0.3, initial_std=0.2, posterior="alpha")
     twice = dubito.to_bayesian(once, prior=5.0, initial_std=0.001)
     assert [type(m) for m in twice.modules()] == [type(m) for m in once.modules()]
     assert twice.state_dict().keys() == once.state_dict().keys()
@@ -161,7 +161,7 @@ def test_frozen_weights_stay_frozen():
 
 
 def test_options_go_to_every_layer():
-    options = {"estimator": Weight(draws=2), "parameterization": "alpha", "prior": GaussianPrior(0.1, 0.4)}
+    options = {"estimator": Weight(draws=2), "family": "alpha", "prior": GaussianPrior(0.1, 0.4)}
     converted = dubito.to_bayesian(Network(), **options, initial_std=0.03, bayesian_bias=False)
     for layer in converted.modules():
         if isinstance(layer, dubito.BayesLayer):
@@ -329,10 +329,10 @@ def test_going_back_keeps_a_network_whole():
     assert isinstance(converted.first, dubito.BayesLinear)
 
 
-@pytest.mark.parametrize("parameterization", ["std", "alpha"])
-def test_a_drawn_network_has_the_moments_of_the_posterior(parameterization):
+@pytest.mark.parametrize("family", ["std", "alpha"])
+def test_a_drawn_network_has_the_moments_of_the_posterior(family):
     torch.manual_seed(0)
-    layer = dubito.to_bayesian(nn.Linear(200, 200), initial_std=0.5, parameterization=parameterization)
+    layer = dubito.to_bayesian(nn.Linear(200, 200), initial_std=0.5, posterior=family)
     drawn = dubito.to_deterministic(layer, draw=True, generator=torch.Generator().manual_seed(0))
     again = dubito.to_deterministic(layer, draw=True, generator=torch.Generator().manual_seed(0))
     assert torch.equal(drawn.weight, again.weight)
@@ -454,7 +454,7 @@ def test_weights_stay_tied_when_the_layers_are_converted_one_after_the_other():
     assert whole[0].weight_rho is whole[1].weight_rho
     assert whole[0].bias_rho is not whole[1].bias_rho
     torch.testing.assert_close(whole[1].weight_std, torch.full((3, 3), 0.2))
-    other = dubito.to_bayesian(half, only="1", parameterization="alpha")  # which has another free parameter
+    other = dubito.to_bayesian(half, only="1", posterior="alpha")  # which has another free parameter
     assert other[0].weight_mean is other[1].weight_mean
 
 

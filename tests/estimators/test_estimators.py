@@ -7,7 +7,7 @@ import torch
 from layer_zoo import (
     DTYPES,
     KINDS,
-    PARAMETERIZATIONS,
+    FAMILIES,
     SAMPLING,
     Recorder,
     make_input,
@@ -66,7 +66,7 @@ def test_estimator_has_the_analytic_mean_variance_and_covariance(kind, name):
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-@pytest.mark.parametrize("options", [{"parameterization": "alpha"}, {"bias": False}, {"bayesian_bias": False}])
+@pytest.mark.parametrize("options", [{"posterior": "alpha"}, {"bias": False}, {"bayesian_bias": False}])
 def test_moments_hold_for_every_posterior_and_bias(name, options):
     torch.manual_seed(1)
     layer, x = randomize(make_layer("Conv2d", **options), low=0.3), make_input("Conv2d")
@@ -140,11 +140,11 @@ def test_antithetic_pairs_average_to_the_mean_output_exactly(kind):
 
 
 @pytest.mark.parametrize("estimator", [*SAMPLING, Weight(draws=2), Weight(draws=2, antithetic=True), "mean"])
-@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_vanishes_with_sigma(kind, parameterization, estimator):
+def test_noise_vanishes_with_sigma(kind, family, estimator):
     torch.manual_seed(0)
-    layer = make_layer(kind, estimator=estimator, parameterization=parameterization, initial_std=1e-10)
+    layer = make_layer(kind, estimator=estimator, posterior=family, initial_std=1e-10)
     x = make_input(kind, batch=4)
     torch.testing.assert_close(layer(x), make_twin(kind, layer)(x), rtol=0, atol=1e-8)
 
@@ -260,12 +260,12 @@ def test_option_of_another_estimator_is_refused():
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("parameterization", ["std", "alpha"])
+@pytest.mark.parametrize("family", ["std", "alpha"])
 @pytest.mark.parametrize("name", ["local", "weight", "flipout"])
-def test_gradients_that_can_be_differentiated_are_the_same_gradients(name, parameterization, twice):
+def test_gradients_that_can_be_differentiated_are_the_same_gradients(name, family, twice):
     """Also where what a layer is given depends on its own parameters: a standard deviation, or its earlier output."""
     torch.manual_seed(0)
-    options = {"estimator": name, "parameterization": parameterization, "initial_std": 0.3}
+    options = {"estimator": name, "posterior": family, "initial_std": 0.3}
     layer = dubito.BayesLinear(4, 4, **options, dtype=torch.float64)
     x = torch.randn(6, 4, dtype=torch.float64)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from layer_zoo import (
     INPUTS,
     KINDS,
-    PARAMETERIZATIONS,
+    FAMILIES,
     SAMPLING,
     make_input,
     make_layer,
@@ -105,11 +105,11 @@ def batch_shape(draw):
     return (draw(st.integers(1, 3)),) if draw(st.booleans()) else ()
 
 
-def assert_equals_twin(case, estimator, dtype, parameterization, bayesian_bias):
+def assert_equals_twin(case, estimator, dtype, family, bayesian_bias):
     """At sigma = 1e-9 the noise of an output is below 1e-7, and every estimator is the torch.nn layer."""
     name, options, shape = case
     torch.manual_seed(0)
-    bayesian = {"parameterization": parameterization, "bayesian_bias": bayesian_bias, "initial_std": 1e-9}
+    bayesian = {"posterior": family, "bayesian_bias": bayesian_bias, "initial_std": 1e-9}
     layer = getattr(dubito, f"Bayes{name}")(**options, **bayesian, estimator=estimator, dtype=dtype)
     twin = getattr(nn, name)(**options, dtype=dtype)
     weights = {"weight": layer.weight_mean, "bias": layer.bias_mean}
@@ -125,29 +125,29 @@ def assert_equals_twin(case, estimator, dtype, parameterization, bayesian_bias):
 bayesian_options = {
     "estimator": st.sampled_from(EVERY_ESTIMATOR),
     "dtype": st.sampled_from([torch.float32, torch.float64]),
-    "parameterization": st.sampled_from(PARAMETERIZATIONS),
+    "family": st.sampled_from(FAMILIES),
     "bayesian_bias": st.booleans(),
 }
 
 
 @every_option
 @given(case=convolutions(), **bayesian_options)
-def test_every_convolution_without_noise_is_its_torch_twin(case, estimator, dtype, parameterization, bayesian_bias):
-    assert_equals_twin(case, estimator, dtype, parameterization, bayesian_bias)
+def test_every_convolution_without_noise_is_its_torch_twin(case, estimator, dtype, family, bayesian_bias):
+    assert_equals_twin(case, estimator, dtype, family, bayesian_bias)
 
 
 @every_option
 @given(case=transposed_convolutions(), **bayesian_options)
 def test_every_transposed_convolution_without_noise_is_its_torch_twin(
-    case, estimator, dtype, parameterization, bayesian_bias
+    case, estimator, dtype, family, bayesian_bias
 ):
-    assert_equals_twin(case, estimator, dtype, parameterization, bayesian_bias)
+    assert_equals_twin(case, estimator, dtype, family, bayesian_bias)
 
 
 @every_option
 @given(case=linear_layers(), **bayesian_options)
-def test_every_linear_layer_without_noise_is_its_torch_twin(case, estimator, dtype, parameterization, bayesian_bias):
-    assert_equals_twin(case, estimator, dtype, parameterization, bayesian_bias)
+def test_every_linear_layer_without_noise_is_its_torch_twin(case, estimator, dtype, family, bayesian_bias):
+    assert_equals_twin(case, estimator, dtype, family, bayesian_bias)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
@@ -210,14 +210,14 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", PRIORS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_dict_carries_posterior_and_prior_into_a_layer_made_with_others(kind, name, parameterization):
+def test_state_dict_carries_posterior_and_prior_into_a_layer_made_with_others(kind, name, family):
     torch.manual_seed(0)
     given, other = PRIORS[name]
-    layer = randomize(make_layer(kind, prior=given, parameterization=parameterization))
-    loaded = randomize(make_layer(kind, prior=other, parameterization=parameterization))
+    layer = randomize(make_layer(kind, prior=given, posterior=family))
+    loaded = randomize(make_layer(kind, prior=other, posterior=family))
     buffer = io.BytesIO()
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
@@ -430,7 +430,7 @@ def test_input_smaller_than_the_kernel_is_refused_with_the_size_that_it_needs():
         ({"padding": "some"}, "padding is 'some', but must be one of 'same', 'valid'"),
         ({"padding": "same", "stride": 2}, r"padding='same' needs stride 1, but stride is \(2, 2\)"),
         ({"padding_mode": "mirror"}, "padding_mode is 'mirror', but must be one of 'zeros', 'reflect'"),
-        ({"parameterization": "variance"}, "parameterization is 'variance', but must be one of 'std', 'alpha'"),
+        ({"family": "variance"}, "family is 'variance', but must be one of 'std', 'alpha'"),
         ({"prior": "flat"}, "prior is 'flat', but must be one of 'standard'"),
     ],
 )
@@ -448,8 +448,8 @@ def test_transposed_convolution_refuses_what_torch_has_no_transposed_form_of():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_representation_names_what_differs_from_the_defaults(kind):
-    text = repr(make_layer(kind, estimator="flipout", parameterization="alpha", initial_std=0.25))
-    for part in (f"Bayes{kind}(", "estimator=flipout", "parameterization=alpha", "initial_std=0.25", "GaussianPrior"):
+    text = repr(make_layer(kind, estimator="flipout", posterior="alpha", initial_std=0.25))
+    for part in (f"Bayes{kind}(", "estimator=flipout", "family=alpha", "initial_std=0.25", "GaussianPrior"):
         assert part in text
 
 

@@ -20,7 +20,7 @@ OPTIONS = [
     {},
     {"bias": False},
     {"bayesian_bias": False},
-    {"parameterization": "alpha"},
+    {"posterior": "alpha"},
 ]
 CONVOLUTIONS = [
     {"stride": 2, "padding": 1},
@@ -183,7 +183,7 @@ def test_single_precision_keeps_log_std_where_sigma_underflows():
 
 
 def test_posteriors_are_kept_inside_only_and_updates_are_seen():
-    network = nn.Sequential(make_layer("Linear"), make_layer("Linear", parameterization="alpha"))
+    network = nn.Sequential(make_layer("Linear"), make_layer("Linear", posterior="alpha"))
     with posteriors_kept(network):
         inner = network[0].posteriors()["weight"]
         assert network[0].posteriors()["weight"] is inner
@@ -213,10 +213,10 @@ def test_sum_of_squares_and_both_its_derivatives():
     assert torch.autograd.gradgradcheck(lambda *given: tuple(sums_of_squares(given)), several)
 
 
-@pytest.mark.parametrize("parameterization", ["std", "alpha"])
-def test_a_training_step_has_the_gradients_of_the_plain_formulas(parameterization):
+@pytest.mark.parametrize("family", ["std", "alpha"])
+def test_a_training_step_has_the_gradients_of_the_plain_formulas(family):
     torch.manual_seed(0)
-    network = dubito.models.build("lenet5", 10, 1, parameterization=parameterization, prior="learned").double()
+    network = dubito.models.build("lenet5", 10, 1, posterior=family, prior="learned").double()
     images, labels = torch.randn(4, 1, 32, 32, dtype=torch.float64), torch.arange(4)
     torch.manual_seed(1)
     terms = dubito.ELBO(100)(network, images, labels)
@@ -230,8 +230,8 @@ def test_a_training_step_has_the_gradients_of_the_plain_formulas(parameterizatio
     log_probs = dubito.log_softplus_normalize(network(images))
     kl = 0.0
     for layer in layers:
-        means = torch.cat([q.mean.reshape(-1) for q in layer.posteriors().values()])
-        stds = torch.cat([q.std.reshape(-1) for q in layer.posteriors().values()])
+        means = torch.cat([q.mean.reshape(-1) for q in layer.posteriors.values()])
+        stds = torch.cat([q.std.reshape(-1) for q in layer.posteriors.values()])
         scale = (means**2 + stds**2).mean().sqrt()
         prior = torch.distributions.Normal(torch.zeros_like(means), scale)
         kl = kl + torch.distributions.kl_divergence(torch.distributions.Normal(means, stds), prior).sum()
