@@ -1,4 +1,4 @@
-"""What the tests of the mathematics share: a small layer of every kind, its torch.nn twin, and its output's exact moments."""
+"""What the tests of the mathematics share: a layer of every kind, its torch.nn twin, and its output's exact moments."""
 
 from __future__ import annotations
 

@@ -5,16 +5,16 @@ import math
 
 import pytest
 import torch
-from layer_zoo import ARGUMENTS, KINDS, make_input
 from torch import nn
 from torch.nn.utils import prune
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError
 from dubito.estimators import Weight
-from dubito.layers import TWINS
 from dubito.heads import SoftplusHead, resolve_head
+from dubito.layers import TWINS
 from dubito.variational.prior import GaussianPrior
+from layer_zoo import ARGUMENTS, KINDS, make_input
 
 OPTIONS = {
     "Linear": {"in_features": 3, "out_features": 4},

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from layer_zoo import FAMILIES, INDEPENDENT, KINDS, make_input, make_layer, randomize
 from torch import nn
 
 import dubito
 from dubito.convert import pack, sparsity, unpack, weights_left
 from dubito.errors import OptionError, ShapeError
+from layer_zoo import FAMILIES, INDEPENDENT, KINDS, make_input, make_layer, randomize
 
 
 def network(family="std", dtype=torch.float32):

@@ -4,6 +4,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
+import dubito
+from dubito.errors import OptionError
+from dubito.estimators import Flipout, Local, Mean, Weight, make_estimator
 from layer_zoo import (
     DTYPES,
     INDEPENDENT,
@@ -16,11 +21,6 @@ from layer_zoo import (
     output_moments,
     randomize,
 )
-from torch import nn
-
-import dubito
-from dubito.errors import OptionError
-from dubito.estimators import Flipout, Local, Mean, Weight, make_estimator
 
 DRAWS = 3000
 

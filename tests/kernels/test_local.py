@@ -4,14 +4,15 @@ import copy
 
 import pytest
 import torch
-from layer_zoo import INDEPENDENT, KINDS, make_input, make_layer, randomize
 from torch import nn
+from torch.distributions import Normal, kl_divergence
 
 import dubito
 from dubito import kernels
 from dubito.kernels.local import applies, compute
 from dubito.linear_map import Convolution, MatrixProduct
 from dubito.variational.posterior import posteriors
+from layer_zoo import INDEPENDENT, KINDS, make_input, make_layer, randomize
 
 OPTIONS = [
     {},
@@ -188,8 +189,7 @@ def test_a_training_step_has_the_loss_and_gradients_of_the_plain_formulas(family
     kl = 0.0
     for q in posteriors(network).values():
         scale = (q.mean**2 + q.std**2).mean().sqrt() if prior == "learned" else torch.ones((), dtype=torch.float64)
-        normal = torch.distributions.Normal(q.mean, q.std)
-        kl = kl + torch.distributions.kl_divergence(normal, torch.distributions.Normal(torch.zeros_like(scale), scale)).sum()
+        kl = kl + kl_divergence(Normal(q.mean, q.std), Normal(torch.zeros_like(scale), scale)).sum()
     loss = -log_probs[torch.arange(4), labels].mean() + kl / 100
     assert terms.loss.item() == pytest.approx(loss.item(), rel=1e-12)
     for found, expected in zip(ours, torch.autograd.grad(loss, list(network.parameters())), strict=True):

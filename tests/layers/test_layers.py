@@ -12,6 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+
+import dubito
+from dubito.errors import OptionError, ShapeError
+from dubito.estimators import Weight
+from dubito.variational.draws import one_pass
+from dubito.variational.prior import GaussianPrior, ScaleMixturePrior
 from layer_zoo import (
     FAMILIES,
     INPUTS,
@@ -23,13 +30,6 @@ from layer_zoo import (
     output_moments,
     randomize,
 )
-from torch import nn
-
-import dubito
-from dubito.errors import OptionError, ShapeError
-from dubito.estimators import Weight
-from dubito.variational.draws import one_pass
-from dubito.variational.prior import GaussianPrior, ScaleMixturePrior
 
 EVERY_ESTIMATOR = (*SAMPLING, "mean", Weight(draws=2), Weight(draws=2, antithetic=True))
 every_option = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -138,9 +138,7 @@ def test_every_convolution_without_noise_is_its_torch_twin(case, estimator, dtyp
 
 @every_option
 @given(case=transposed_convolutions(), **bayesian_options)
-def test_every_transposed_convolution_without_noise_is_its_torch_twin(
-    case, estimator, dtype, family, bayesian_bias
-):
+def test_every_transposed_convolution_without_noise_is_its_torch_twin(case, estimator, dtype, family, bayesian_bias):
     assert_equals_twin(case, estimator, dtype, family, bayesian_bias)
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from layer_zoo import make_layer, randomize
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,6 +14,7 @@ from dubito.heads import GaussianHead
 from dubito.variational.draws import drawn, one_pass
 from dubito.variational.elbo import ELBO, KLSchedule
 from dubito.variational.posterior import posteriors
+from layer_zoo import make_layer, randomize
 
 SCHEDULES = ("blundell", "uniform", "warmup", "constant")
 
@@ -296,7 +296,7 @@ def test_nan_parameters_and_wrong_targets_are_refused():
         ELBO(5, "softmax")(model, x, torch.zeros(4, dtype=torch.long))
     with torch.no_grad():
         model.posteriors["weight"].rho[0, 0] = math.nan
-    with pytest.raises(NonFiniteError, match="NaN or infinite values in posteriors.weight.rho"):
+    with pytest.raises(NonFiniteError, match=r"NaN or infinite values in posteriors\.weight\.rho"):
         ELBO(5, "softmax")(model, x, torch.zeros(5, dtype=torch.long))
 
 

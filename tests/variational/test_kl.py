@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from layer_zoo import DTYPES, INDEPENDENT, KINDS, make_layer, randomize
 from torch import nn
 from torch.distributions import Normal
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError
 from dubito.variational.prior import EmpiricalPrior, FanInPrior, GaussianPrior
+from layer_zoo import DTYPES, INDEPENDENT, KINDS, make_layer, randomize
 
 GAUSSIAN_PRIORS = {
     "number": 0.3,
@@ -226,7 +226,9 @@ def test_nan_parameter_is_named_in_the_error():
     network = nn.Sequential(dubito.BayesLinear(2, 2), dubito.BayesLinear(2, 2))
     with torch.no_grad():
         network[1].weight_mean[0, 0] = math.nan
-    with pytest.raises(NonFiniteError, match=r"KL divergence is nan: NaN or infinite values in 1\.posteriors\.weight\.mean;"):
+    with pytest.raises(
+        NonFiniteError, match=r"KL divergence is nan: NaN or infinite values in 1\.posteriors\.weight\.mean;"
+    ):
         dubito.kl_divergence(network)
 
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from layer_zoo import KINDS, covariance_of, make_input, make_layer, output_moments, randomize
 from torch import nn
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, kl_divergence
 
@@ -15,6 +14,7 @@ from dubito.variational.draws import one_pass
 from dubito.variational.families import LowRankPosterior
 from dubito.variational.posterior import posteriors
 from dubito.variational.prior import GaussianPrior
+from layer_zoo import KINDS, covariance_of, make_input, make_layer, output_moments, randomize
 
 
 def make_posterior(prior=1.0) -> LowRankPosterior:
@@ -54,7 +54,7 @@ def test_learned_prior_is_the_best_scale():
 
 
 def test_dependence_of_the_weights_costs_what_it_takes_from_the_entropy():
-    """log-uniform: each weight's cost alone, plus the difference between the entropies of the parts and of the whole."""
+    """log-uniform: each weight's cost alone, plus the entropies of the parts less that of the whole."""
     q = make_posterior("log_uniform")
     alone = dubito.BayesLinear(3, 2, bias=False, prior="log_uniform", dtype=torch.float64)
     with torch.no_grad():

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from layer_zoo import FAMILIES, make_input, make_layer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -12,6 +11,7 @@ import dubito
 from dubito.estimators import Weight
 from dubito.variational.draws import drawn, drawn_groups, one_pass
 from dubito.variational.families import FAMILIES as TABLE
+from layer_zoo import FAMILIES, make_input, make_layer
 
 
 def make_posterior(family: str = "std"):
@@ -43,11 +43,16 @@ def test_a_pass_inside_a_pass_is_the_same_pass():
 
 
 def test_an_exception_closes_the_pass():
-    q, drawn_inside = make_posterior(), []
-    with pytest.raises(ZeroDivisionError), one_pass():
-        drawn_inside.append(drawn(q))
-        raise ZeroDivisionError
-    assert not torch.equal(drawn(q), drawn_inside[0])
+    q, inside = make_posterior(), []
+
+    def fail():
+        with one_pass():
+            inside.append(drawn(q))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not torch.equal(drawn(q), inside[0])
     assert not torch.equal(drawn(q), drawn(q))
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from layer_zoo import DTYPES, FAMILIES, INDEPENDENT, covariance_of, randomize
 from scipy import integrate, stats
 from torch import nn
 
@@ -14,6 +13,7 @@ from dubito.softplus import inverse_softplus, log_softplus, softplus
 from dubito.variational.families import FAMILIES as TABLE
 from dubito.variational.families import AlphaPosterior, StdPosterior
 from dubito.variational.posterior import PAPER_STD, Posterior
+from layer_zoo import DTYPES, FAMILIES, INDEPENDENT, covariance_of, randomize
 
 SIGMAS = (1e-8, 1e-4, 1e-2, 1.0, 30.0, 1e3)
 

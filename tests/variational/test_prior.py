@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from layer_zoo import FAMILIES, INDEPENDENT, KINDS, make_layer, randomize
 from scipy import integrate, optimize, stats
 from torch.distributions import Normal, kl_divergence
 
@@ -20,6 +19,7 @@ from dubito.variational.prior import (
     ScaleMixturePrior,
     make_prior,
 )
+from layer_zoo import FAMILIES, INDEPENDENT, KINDS, make_layer, randomize
 
 
 def many_weights(prior, mean=0.3, std=0.2, size=200, posterior="std"):
@@ -201,9 +201,7 @@ def exact_log_uniform_kl(log_alpha: float) -> float:
 @pytest.mark.parametrize("family", INDEPENDENT)
 def test_log_uniform_kl_is_within_molchanovs_error_of_the_exact_integral(family):
     # The approximation's largest error over all alpha, found by this quadrature, is 0.0094 nats.
-    layer = dubito.BayesLinear(
-        1, 1, bias=False, prior="log_uniform", posterior=family, dtype=torch.double
-    )
+    layer = dubito.BayesLinear(1, 1, bias=False, prior="log_uniform", posterior=family, dtype=torch.double)
     torch.nn.init.constant_(layer.weight_mean, 0.05)
     for log_alpha in torch.linspace(-10, 10, 41).tolist():
         layer.set_std(0.05 * math.exp(log_alpha / 2))
