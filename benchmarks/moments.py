@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import normalize, open_dataset, with_channels
-from dubito.evaluation import pool
+from dubito.prediction import pool
 from dubito.heads import ClassificationHead, resolve_head
 from dubito.prediction import Prediction
 from dubito.prediction.moments import Propagate, predict_moments

@@ -104,7 +104,7 @@ def _evaluation(
 ) -> Evaluation:
     """The stored evaluation of a folder if it fits, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
-    from dubito.evaluation.evaluation import kept_settings
+    from dubito.evaluation.storage import kept_settings
 
     is_run = (folder / "config.yaml").exists()
     stored: Evaluation | None = None

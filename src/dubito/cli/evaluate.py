@@ -201,7 +201,7 @@ def _home(group: Sequence[Path]) -> Path:
 
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
     """Say, while it can be stopped, what the evaluation in a folder has and the one that takes its place will lack."""
-    from dubito.evaluation.evaluation import found_at, place_of
+    from dubito.evaluation.images import found_at, place_of
 
     try:
         metrics = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))["metrics"]

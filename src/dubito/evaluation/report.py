@@ -16,9 +16,12 @@ import torch
 
 from dubito import __version__
 from dubito.errors import DataError, DubitoError, RunError
-from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings, place_of
+from dubito.evaluation.evaluating import evaluate
+from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.headline import cards, title_and_lead
+from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
+from dubito.evaluation.storage import kept_settings
 from dubito.runs.run import Run, write_atomically
 
 if TYPE_CHECKING:

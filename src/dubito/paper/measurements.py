@@ -170,7 +170,7 @@ def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
 
     Kept in the run folder, for it takes a deep network minutes.
     """
-    from dubito.evaluation.evaluation import fingerprint
+    from dubito.evaluation.storage import fingerprint
 
     file = found.run.path / "noise.json"
     count = budget.noise_images[found.cell.model]
