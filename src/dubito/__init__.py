@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
     from dubito.estimators.base import estimator
-    from dubito.heads.base import attach_head, log_softplus_normalize, softplus_normalize
-    from dubito.heads.split import Prediction, decompose, decompose_logits
+    from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize
+    from dubito.heads.split import Prediction, Regression, decompose
     from dubito.layers.base import (
         BayesConv1d,
         BayesConv2d,
@@ -61,7 +61,7 @@ _HOMES = {
     "prediction.predictor": ["Predictor", "predict"],
     "convert.pruning": ["prune"],
     "runs.run": ["load"],
-    "heads.split": ["Prediction", "decompose", "decompose_logits"],
+    "heads.split": ["Prediction", "Regression", "decompose"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _SUBPACKAGES = ("data", "models", "training")
@@ -83,11 +83,11 @@ __all__ = [
     "Logits",
     "Prediction",
     "Predictor",
+    "Regression",
     "Summary",
     "attach_head",
     "data",
     "decompose",
-    "decompose_logits",
     "ensemble",
     "estimator",
     "kl_divergence",

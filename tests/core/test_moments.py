@@ -13,9 +13,10 @@ from torch import nn
 import dubito
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.heads import KendallGalHead, SoftmaxHead, SoftplusHead
+from dubito.heads.points import gaussian_points
 from dubito.prediction import moments
 from dubito.prediction.moments import Moments, Propagate, logit_moments, predict_moments
-from dubito.prediction.moments.gaussian import clark, gaussian_points, root, softplus_moments
+from dubito.prediction.moments.gaussian import clark, root, softplus_moments
 from dubito.prediction.moments.prediction import pulled_back
 
 DOUBLE = torch.float64

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from typing_extensions import Unpack
 
 from dubito.errors import NonFiniteError, OptionError
-from dubito.heads.base import Head, attach_head
+from dubito.heads import Head, attach_head
 from dubito.kernels.convolution import Conv2d
 from dubito.layers.base import (
     BayesConv1d,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dubito.errors import ShapeError
-from dubito.heads.base import Head, attach_head, resolve_head
+from dubito.heads import Head, attach_head, resolve_head
 
 __all__ = ["Logits"]
 

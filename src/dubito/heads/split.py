@@ -13,30 +13,80 @@ Draws are taken in one after the other: memory does not grow with their number.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.softplus import at_least_single
 
-__all__ = ["Decomposition", "Prediction", "decompose", "decompose_logits"]
+__all__ = [
+    "AnyPrediction",
+    "Decomposition",
+    "Prediction",
+    "ProbabilitySplit",
+    "Regression",
+    "RunningMean",
+    "RunningMoments",
+    "decompose",
+]
+
+
+class _OfImages:
+    """What predictions of several images have in common: they can be cut, joined and moved."""
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(next(value for value in self._values().values() if isinstance(value, Tensor)))
+
+    def __getitem__(self, index: Any) -> Self:
+        """The prediction of some of the images: a slice, a mask or a tensor of numbers; one number keeps the axis."""
+        if not isinstance(index, bool) and hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0:
+            start = range(len(self))[operator.index(index)]  # an IndexError here is what ends a loop over the images
+            index = slice(start, start + 1)
+        return self._map(lambda t: t[index])
+
+    def to(self, *arguments: Any, **options: Any) -> Self:
+        """Every tensor moved or converted as by `Tensor.to`."""
+        return self._map(lambda t: t.to(*arguments, **options))
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Predictions of several batches as one."""
+        joined = {
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name, value in parts[0]._values().items()
+            if isinstance(value, Tensor)
+        }
+        return replace(parts[0], **joined)  # type: ignore[type-var]
+
+    def _values(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        mapped = {name: function(value) for name, value in self._values().items() if isinstance(value, Tensor)}
+        return replace(self, **mapped)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(_OfImages):
     """Mean probabilities of N images with both uncertainties.
 
     Attributes:
         probs: (N, C) mean probabilities.
         aleatoric_per_class: (N, C) the diagonal of the aleatoric matrix.
-        epistemic_per_class: (N, C) the diagonal of the epistemic matrix.
+        epistemic_per_class: (N, C) the diagonal of the epistemic matrix. It divides by the number of draws T, so with
+            independent draws it is too small by the factor 1 - 1/T; antithetic pairs leave less of that.
         entropy: (N,) entropy of the mean probabilities, in nats.
         mutual_information: (N,) of label and weights, in nats; entropy minus the mean entropy of the draws.
-        aleatoric_covariance, epistemic_covariance: (N, C, C) the whole matrices, if asked for.
         samples: the number of draws.
+        aleatoric_covariance, epistemic_covariance: (N, C, C) the whole matrices, if asked for.
+        novelty: (N,) how unlike the training images each image is, where that was fitted.
+        decision: what to do with each image, where a rule was fitted.
 
     Dense outputs (N, C, H, W) keep their axes after the classes in every field.
     """
@@ -49,6 +99,8 @@ class Prediction:
     samples: int
     aleatoric_covariance: Tensor | None = None
     epistemic_covariance: Tensor | None = None
+    novelty: Tensor | None = None
+    decision: Tensor | None = None
 
     @property
     def label(self) -> Tensor:
@@ -70,38 +122,47 @@ class Prediction:
         """(N,) the mean over the classes of `epistemic_per_class`."""
         return self.epistemic_per_class.mean(1)
 
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self.probs)
-
-    def __getitem__(self, index: Any) -> Prediction:
-        """The prediction of some of the images: a slice, a mask or a tensor of numbers; one number keeps the axis."""
-        if not isinstance(index, bool) and hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0:
-            start = range(len(self))[operator.index(index)]  # an IndexError here is what ends a loop over the images
-            index = slice(start, start + 1)
-        return self._map(lambda t: t[index])
-
-    def to(self, *arguments: Any, **options: Any) -> Prediction:
-        """Every tensor moved or converted as by `Tensor.to`."""
-        return self._map(lambda t: t.to(*arguments, **options))
-
-    def _map(self, function: Any) -> Prediction:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        mapped: dict[str, Any] = {name: function(t) for name, t in values.items() if isinstance(t, Tensor)}
-        return replace(self, **mapped)
-
-    @staticmethod
-    def cat(parts: list[Prediction]) -> Prediction:
-        """Predictions of several batches as one."""
-        joined: dict[str, Any] = {
-            f.name: torch.cat([getattr(part, f.name) for part in parts])
-            for f in fields(Prediction)
-            if isinstance(getattr(parts[0], f.name), Tensor)
-        }
-        return replace(parts[0], **joined)
+    def with_split(
+        self,
+        aleatoric: Tensor,
+        epistemic: Tensor,
+        aleatoric_covariance: Tensor | None = None,
+        epistemic_covariance: Tensor | None = None,
+    ) -> Prediction:
+        """The same probabilities with another split of their uncertainty."""
+        return replace(
+            self,
+            aleatoric_per_class=aleatoric,
+            epistemic_per_class=epistemic,
+            aleatoric_covariance=aleatoric_covariance,
+            epistemic_covariance=epistemic_covariance,
+        )
 
 
-class _Moments:
+@dataclass(frozen=True)
+class Regression(_OfImages):
+    """Predicted numbers of N images with both uncertainties.
+
+    Attributes:
+        mean: (N, ...) of the outputs over the draws.
+        aleatoric: (N, ...) variance of the noise.
+        epistemic: (N, ...) variance of the outputs over the draws.
+        samples: the number of draws.
+        epistemic_covariance: (N, K, K) of the outputs, if asked for.
+    """
+
+    mean: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    samples: int
+    epistemic_covariance: Tensor | None = None
+
+
+AnyPrediction: TypeAlias = Prediction | Regression
+"""What a head predicts."""
+
+
+class RunningMoments:
     """Running mean and covariance of draws (T, N, C, ...), taken in block by block.
 
     Blocks are merged by Chan et al.'s update rather than as a difference of large sums, so that identical draws have a
@@ -113,6 +174,7 @@ class _Moments:
         self.samples = 0
 
     def update(self, draws: Tensor) -> None:
+        """Take in a block of draws."""
         if self.covariance and draws.dim() != 3:
             raise ShapeError(f"The draws have shape {tuple(draws.shape)}, but covariance=True needs (T, N, C).")
         count = draws.shape[0]
@@ -134,15 +196,17 @@ class _Moments:
 
     @property
     def variance(self) -> Tensor:
+        """The variance of each element, divided by the number of draws."""
         return self._squares / self.samples
 
     @property
     def matrix(self) -> Tensor:
+        """The covariance (N, C, C) of the classes."""
         assert self._products is not None
         return self._products / self.samples
 
 
-class _Mean:
+class RunningMean:
     """Running mean of draws; exact for identical ones."""
 
     value: Tensor
@@ -151,6 +215,7 @@ class _Mean:
         self.samples = 0
 
     def update(self, draws: Tensor) -> None:
+        """Take in a block of draws."""
         block = draws[0] + (draws - draws[0]).mean(0)
         self.samples += len(draws)
         first = self.samples == len(draws)
@@ -173,9 +238,9 @@ class Decomposition:
 
     def __init__(self, covariance: bool = False) -> None:
         self.covariance = covariance
-        self._probs = _Moments(covariance)
-        self._ambiguity = _Mean()
-        self._entropy = _Mean()
+        self._probs = RunningMoments(covariance)
+        self._ambiguity = RunningMean()
+        self._entropy = RunningMean()
 
     def update(self, probs: Tensor) -> None:
         """Take in a block of draws (T, N, C, ...)."""
@@ -205,33 +270,20 @@ class Decomposition:
         )
 
 
-class LogitDecomposition:
-    """Kendall & Gal's split, on the logits: aleatoric = mean_t variance_t, epistemic = var_t mean_t.
+class ProbabilitySplit:
+    """The split of a head whose uncertainties are those of its probabilities."""
 
-    Probabilities and entropies still come from the drawn probabilities.
-    """
+    def __init__(self, probs: Callable[[Tensor], Tensor], covariance: bool = False) -> None:
+        self._to_probs = probs
+        self._split = Decomposition(covariance)
 
-    def __init__(self, covariance: bool = False) -> None:
-        self._probs = Decomposition()
-        self._means = _Moments(covariance)
-        self._variance = _Mean()
-
-    def update(self, probs: Tensor, means: Tensor, variances: Tensor) -> None:
-        """Take in a block of draws, each (T, N, K, ...)."""
-        self._probs.update(probs)
-        self._means.update(at_least_single(means))
-        self._variance.update(at_least_single(variances))
+    def update(self, outputs: Tensor) -> None:
+        """Take in a block of draws (T, N, C, ...) of a network's outputs."""
+        self._split.update(self._to_probs(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2]))
 
     def compute(self) -> Prediction:
         """The split of all draws so far."""
-        split: dict[str, Any] = {
-            "aleatoric_per_class": self._variance.value,
-            "epistemic_per_class": self._means.variance,
-        }
-        if self._means.covariance:
-            split["aleatoric_covariance"] = torch.diag_embed(self._variance.value)
-            split["epistemic_covariance"] = self._means.matrix
-        return replace(self._probs.compute(), **split)
+        return self._split.compute()
 
 
 def decompose(probs: Tensor, *, covariance: bool = False) -> Prediction:
@@ -257,25 +309,6 @@ def decompose(probs: Tensor, *, covariance: bool = False) -> Prediction:
         )
     split = Decomposition(covariance)
     split.update(probs)
-    return split.compute()
-
-
-def decompose_logits(means: Tensor, variances: Tensor, probs: Tensor, *, covariance: bool = False) -> Prediction:
-    """Kendall & Gal's split of drawn logit means and variances, each (T, N, K).
-
-    >>> one = torch.ones(2, 1, 3)
-    >>> decompose_logits(one, one / 2, one / 3).aleatoric
-    tensor([0.5000])
-    """
-    for name, tensor in (("means", means), ("variances", variances), ("probs", probs)):
-        _require_draws(tensor, name)
-    if not means.shape == variances.shape == probs.shape:
-        raise ShapeError(
-            f"means, variances and probs have shapes {tuple(means.shape)}, {tuple(variances.shape)} and "
-            f"{tuple(probs.shape)}, but must all be (T, N, K)."
-        )
-    split = LogitDecomposition(covariance)
-    split.update(probs, means, variances)
     return split.compute()
 
 

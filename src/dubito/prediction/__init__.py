@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dubito.heads.split import Decomposition, Prediction, decompose, decompose_logits
+from dubito.heads.split import Decomposition, Prediction, Regression, decompose
 from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout, pool
 from dubito.prediction.predictor import PredictionMethod, Predictor, PredictsItself, drawn_dropout, predict, predictor
 
@@ -13,8 +13,8 @@ __all__ = [
     "PredictionMethod",
     "Predictor",
     "PredictsItself",
+    "Regression",
     "decompose",
-    "decompose_logits",
     "drawn_dropout",
     "ensemble",
     "mc_dropout",

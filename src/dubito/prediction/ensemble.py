@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
-from dubito.heads.base import ClassificationHead, Head, KendallGalHead, attach_head, resolve_head
+from dubito.heads import Head, attach_head, resolve_head
 from dubito.heads.split import Prediction
 from dubito.prediction.predictor import BatchPredictor, PredictsItself, predictor
 from dubito.softplus import at_least_single
@@ -113,9 +113,9 @@ def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) ->
     return Ensemble(members, head)
 
 
-def _probability_head(member: nn.Module, head: str | Head | None, number: int) -> ClassificationHead:
+def _probability_head(member: nn.Module, head: str | Head | None, number: int) -> Head:
     chosen = resolve_head(member, None if isinstance(member, PredictsItself) else head)
-    if not isinstance(chosen, ClassificationHead) or isinstance(chosen, KendallGalHead):
+    if chosen.unit != "probability":
         raise OptionError(
             f"Member {number} of the ensemble ({type(member).__name__}) has the {chosen.name} head, but members need "
             "one whose uncertainties are those of probabilities: softplus or softmax."

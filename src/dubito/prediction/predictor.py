@@ -20,8 +20,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.estimators.base import Estimator, forced, make_estimator
-from dubito.heads.base import ClassificationHead, Head, KendallGalHead, resolve_head
-from dubito.heads.split import Decomposition, LogitDecomposition, Prediction
+from dubito.heads import Head, resolve_head
+from dubito.heads.split import Prediction
 from dubito.layers.base import BayesLayer, posteriors_kept
 from dubito.prediction.draws import Draws, Route, make_draws
 from dubito.prediction.moments import Propagate, predict_moments
@@ -216,7 +216,7 @@ def _predictor(
     covariance: bool,
 ) -> Iterator[BatchPredictor]:
     chosen = resolve_head(model, head)
-    if not isinstance(chosen, ClassificationHead):
+    if not chosen.classifies:
         raise OptionError(
             f"predict got the {chosen.name} head, but gives class probabilities: use a classification head."
         )
@@ -239,22 +239,13 @@ def _predictor(
         yield predicted
 
 
-def _predict_batch(draws: Draws, batch: Tensor, head: ClassificationHead, covariance: bool) -> Prediction:
+def _predict_batch(draws: Draws, batch: Tensor, head: Head, covariance: bool) -> Prediction:
     """The prediction of one batch from blocks of draws (T, N, C, ...)."""
-    split: Decomposition | LogitDecomposition
-    split = LogitDecomposition(covariance) if isinstance(head, KendallGalHead) else Decomposition(covariance)
-    with closing(draws.of(batch, random_head=isinstance(head, KendallGalHead))) as blocks:
-        # The noise of a random head is that of its draw, whatever the batch: joined draws would share one.
-        for outputs in blocks if isinstance(head, KendallGalHead) else _joined(blocks):
-            flat = outputs.flatten(0, 1)
-            shape = outputs.shape[:2]
-            probs = head.probs(flat).unflatten(0, shape)
-            if isinstance(split, LogitDecomposition):
-                assert isinstance(head, KendallGalHead)
-                split.update(probs, *(moment.unflatten(0, shape) for moment in head.logit_moments(flat)))
-            else:
-                split.update(probs)
-    return split.compute()
+    split = head.split(covariance)
+    with closing(draws.of(batch)) as blocks:
+        for outputs in _joined(blocks):
+            split.update(outputs)
+    return split.compute()  # type: ignore[return-value]
 
 
 TOGETHER = 1 << 16

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
-from dubito.heads.base import ClassificationHead, Head, categorical_log_likelihood, get_head, resolve_head
+from dubito.heads import Head, categorical_log_likelihood, get_head, resolve_head
 from dubito.layers.base import posteriors_kept
 from dubito.variational.kl import kl_divergence
 
@@ -84,7 +84,7 @@ class ELBO:
                 outputs = model(inputs)
                 if not isinstance(outputs, Tensor):
                     raise ShapeError(not_a_tensor(outputs, "ELBO"))
-                if isinstance(head, ClassificationHead):
+                if head.classifies:
                     log_probs.append(head.log_probs(outputs))
                     likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))
                 else:

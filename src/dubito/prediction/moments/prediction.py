@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators.base import Estimator, drawing_layers, forced
-from dubito.heads.base import ClassificationHead, KendallGalHead
-from dubito.heads.split import Decomposition, LogitDecomposition, Prediction
+from dubito.heads import Head
+from dubito.heads.points import gaussian_points
+from dubito.heads.split import Prediction
 from dubito.layers.base import BayesLayer
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
-from dubito.prediction.moments.gaussian import gaussian_points, root, safe_sqrt
+from dubito.prediction.moments.gaussian import root, safe_sqrt
 from dubito.prediction.moments.linear import Weights
 from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
-from dubito.softplus import at_least_single
 from dubito.variational.kl import describe_non_finite
 
 __all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments", "split_outputs"]
@@ -58,7 +58,7 @@ BUDGET = 1.5
 def predict_moments(
     model: nn.Module,
     batch: Tensor,
-    head: ClassificationHead,
+    head: Head,
     *,
     samples: int = POINTS,
     covariance: bool = False,
@@ -76,45 +76,29 @@ def predict_moments(
 
     >>> import dubito
     >>> model = dubito.models.build("lenet5").eval()
-    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.heads.base.SoftplusHead())
+    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.heads.SoftplusHead())
     >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
     (torch.Size([5, 10]), True)
     """
     if samples < 2:
         raise OptionError(f"samples is {samples}, but method='moments' needs at least 2 points.")
-    kendall_gal = isinstance(head, KendallGalHead)
-    # Kendall & Gal's uncertainties are those of every logit.
-    moments = logit_moments(model, batch, propagate, logits=sys.maxsize if kendall_gal else LOGITS)
+    # A head whose uncertainties are those of logits needs all of them.
+    moments = logit_moments(model, batch, propagate, logits=sys.maxsize if head.unit == "logit" else LOGITS)
     if not _tracing() and not bool(moments.mean.isfinite().all()):
         raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
     return split_outputs(head, moments.points(samples), covariance)
 
 
-def split_outputs(head: ClassificationHead, outputs: Tensor, covariance: bool = False) -> Prediction:
+def split_outputs(head: Head, outputs: Tensor, covariance: bool = False) -> Prediction:
     """The prediction from outputs (T, N, K) of the network that stand for their distribution."""
-    if isinstance(head, KendallGalHead):
-        return _predict_kendall_gal(head, outputs, covariance)
-    split = Decomposition(covariance)
-    split.update(head.probs(outputs.flatten(0, 1)).view(outputs.shape))
-    return split.compute()
+    split = head.split(covariance)
+    split.update(outputs)
+    return split.compute()  # type: ignore[return-value]
 
 
 def _tracing() -> bool:
     """Whether a graph is being made, in which no value can be looked at."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-
-
-def _predict_kendall_gal(head: KendallGalHead, outputs: Tensor, covariance: bool) -> Prediction:
-    """As by draws, but the head's own noise is a fixed set of points too."""
-    split = LogitDecomposition(covariance)
-    flat, variance = (at_least_single(t) for t in head.logit_moments(outputs.flatten(0, 1)))
-    means, variances = (t.view(*outputs.shape[:2], -1) for t in (flat, variance))
-    noise = gaussian_points(head.samples, means.shape[2]).to(means)
-    probs = torch.zeros_like(means)
-    for eps in noise:
-        probs = probs + torch.softmax(means + variances.sqrt() * eps, 2)
-    split.update(probs / len(noise), means, variances)
-    return split.compute()
 
 
 @dataclass(frozen=True)
