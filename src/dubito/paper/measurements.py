@@ -1,4 +1,4 @@
-"""What finished cells have shown: numbers read from run folders, for the tables.
+"""The numbers of finished cells, read from their run folders, for the tables.
 
 Accuracy, NLL and calibration error are those of the test split at the epoch with the lowest validation NLL; curves over
 the epochs are those of the validation part. No published number comes into this file.
@@ -20,6 +20,7 @@ from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
+from dubito.paper.tables import COVERS_BOTH
 from dubito.runs.run import Run, write_atomically
 
 __all__ = [
@@ -93,6 +94,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
     for name in ("nll", "ece"):
         row[name] = metrics[name]
         row[f"{name}_low"], row[f"{name}_high"] = metrics["intervals"][name]
+    row["intervals_cover"] = COVERS_BOTH
     row["confidence"] = 100 * float(found.evaluation.test.prediction.confidence.double().mean())
     first, last = found.epochs[0], found.epochs[-1]
     return {
@@ -109,7 +111,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
 
 
 def beside_twin(found: Finished, twin: Finished, bootstrap: int) -> dict[str, float]:
-    """By how much a network differs from its twin on the same test images, with paired intervals."""
+    """By how much a network differs from its twin on the same test images, with intervals over images and draws."""
     both = compare([twin.evaluation, found.evaluation], bootstrap=bootstrap)
     row: dict[str, float] = {}
     for name, unit in (("accuracy", 100), ("nll", 1), ("ece", 1)):

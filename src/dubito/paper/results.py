@@ -266,7 +266,7 @@ def _csv(rows: list[Content]) -> str:
 
 def _page(content: Content) -> str:
     """The table as Markdown, with how it was made."""
-    from dubito.paper.tables import HEADINGS, NOTES, table
+    from dubito.paper.tables import HEADINGS, note, table
 
     name = content["experiment"]
     made = content["made"]
@@ -275,7 +275,7 @@ def _page(content: Content) -> str:
         "",
         table(content),
         "",
-        NOTES[name],
+        note(content),
         "",
         f"Made by `{made['command']}` at commit {made['commit']} on {made['hardware']}, Python {made['python']}. "
         f"Budget `{content['budget']}`: {content['says']}",
