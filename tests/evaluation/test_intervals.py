@@ -1,6 +1,7 @@
 """Intervals over images and draws: their parts, and how often they cover."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from dubito.evaluation.summary import measured
 class Mean(Sampled):
     """The mean over images and draws of numbers (T, N), as every statistic with an interval is made."""
 
-    names = ["mean"]
+    names: ClassVar = ["mean"]
 
     def __init__(self, values: Tensor) -> None:
         self.count = values.shape[1]

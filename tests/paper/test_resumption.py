@@ -15,32 +15,35 @@ import pytest
 from dubito import cli
 from dubito.training import Run
 
-# The worker imports this file too, and with it the traps: after the first epoch of a cell, signals are sent to the grid
-# and to the worker.
+# The worker imports this file too, and sets the traps: after the first epoch of a cell, signals are sent to the grid and
+# to the worker. The grid itself does not train, so it goes without the slow import.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
-from dubito.training.callbacks import RunKeeper
 
-write = RunKeeper.save
-traps = json.loads(os.environ["TRAPS"])
+def trap():
+    from dubito.training.callbacks import RunKeeper
 
-def save(self, trainer, module, at):
-    write(self, trainer, module, at)
-    if self.run.path.name in traps and (at.epoch, at.batch) == (1, 0):
-        Path(os.environ["TRAPPED"]).write_text(str(os.getpid()))
-        grid = os.getppid()
-        for who, number in zip((grid, os.getpid()), traps[self.run.path.name]):
-            if number:
-                os.kill(who, number)
-            while who == grid == os.getppid() and number == signal.SIGKILL:
-                time.sleep(0.01)  # until it is dead
+    write = RunKeeper.save
+    traps = json.loads(os.environ["TRAPS"])
 
-RunKeeper.save = save
+    def save(self, trainer, module, at):
+        write(self, trainer, module, at)
+        if self.run.path.name in traps and (at.epoch, at.batch) == (1, 0):
+            Path(os.environ["TRAPPED"]).write_text(str(os.getpid()))
+            grid = os.getppid()
+            for who, number in zip((grid, os.getpid()), traps[self.run.path.name]):
+                if number:
+                    os.kill(who, number)
+                while who == grid == os.getppid() and number == signal.SIGKILL:
+                    time.sleep(0.01)  # until it is dead
+
+    RunKeeper.save = save
 
 if __name__ == "__main__":
     from dubito import cli
     sys.exit(cli.run(sys.argv[1:]))
+trap()
 """
 VI, TWIN, DROPOUT = (f"lenet5-mnist-{inference}" for inference in ("vi", "frequentist", "dropout"))
 
