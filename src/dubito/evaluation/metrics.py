@@ -91,7 +91,8 @@ def uncertainties(prediction: Prediction) -> dict[str, Tensor]:
 
 def hits(probs: Tensor, labels: Tensor) -> Tensor:
     """(N,) whether the most probable class is the true one."""
-    return probs.argmax(1) == require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
+    return probs.argmax(1) == labels
 
 
 def top_k_hits(probs: Tensor, labels: Tensor, k: int) -> Tensor:
