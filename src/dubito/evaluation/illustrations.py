@@ -19,6 +19,7 @@ from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
 from dubito.evaluation.evaluation import Evaluated, Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
+from dubito.evaluation.style import COLUMN
 from dubito.evaluation.thumbnails import choose_points
 from dubito.layers import BayesLayer
 
@@ -52,7 +53,7 @@ class Illustration:
     title: str
     caption: str
     paint: Callable[[Axes], object]
-    size: tuple[float, float] = figures.COLUMN
+    size: tuple[float, float] = COLUMN
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +94,8 @@ ERROR_BARS = "; error bars are one epistemic standard deviation"
 
 
 def has_error_bars(evaluation: Evaluation) -> bool:
-    """Whether the epistemic variances are those of probabilities, which Kendall & Gal's are not."""
-    return has_epistemic(evaluation) and not any(run.config.splits_logits for run in evaluation.runs)
+    """Whether the epistemic variances are those of probabilities; some heads have variances of logits."""
+    return has_epistemic(evaluation) and evaluation.test.unit == "probability"
 
 
 def probability_std(evaluation: Evaluation, index: Tensor | int) -> Tensor:
@@ -334,7 +335,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
         means = {name: layer.weight_mean.detach() for name, layer in layers.items()}
         stds = {name: layer.weight_std.detach() for name, layer in layers.items()}
         ratios = {name: means[name].abs() / stds[name] for name in layers}
-    height = max(figures.COLUMN[1], 0.6 + 0.3 * len(layers))
+    height = max(COLUMN[1], 0.6 + 0.3 * len(layers))
     described: Mapping[str, tuple[dict[str, Tensor], str, str]] = {
         "mean": (means, "Means", "What each weight is expected to be."),
         "std": (stds, "Standard deviations", "How unsure the network is of each weight."),
@@ -342,7 +343,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
     }
     for quantity, (values, title, caption) in described.items():
         paint = partial(figures.posterior_by_layer, layers=values, quantity=quantity)
-        yield Illustration(f"posterior-{quantity}", title, caption, paint, (figures.COLUMN[0], height))
+        yield Illustration(f"posterior-{quantity}", title, caption, paint, (COLUMN[0], height))
     yield from _traces(evaluation)
 
 

@@ -170,13 +170,14 @@ def batch_aleatoric(outputs: Tensor, axis: str) -> Tensor:
 def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
     """Aleatoric uncertainty at each noise level, of the first test image and of many, normalised both ways.
 
-    Kept in the run folder, for it takes a deep network minutes.
+    By draws of the weights. Kept in the run folder, because a deep network takes minutes.
     """
     from dubito.evaluation.storage import fingerprint
 
     file = found.run.path / "noise.json"
     count = budget.noise_images[found.cell.model]
-    key = {"weights": fingerprint(found.run, "best"), "images": count, "batch": budget.batch, "samples": budget.samples}
+    key = {"weights": fingerprint(found.run, "best"), "images": count, "batch": budget.batch}
+    key |= {"samples": budget.samples, "method": "weights"}
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["key"] == key:
@@ -190,28 +191,23 @@ def _noise(run: Run, count: int, batch: int, samples: int) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import track
 
-    from dubito.data import normalize, open_dataset, with_channels
-    from dubito.estimators import estimator
+    from dubito.data import open_dataset, with_channels
+    from dubito.evaluation.noise import noisy_batches
+    from dubito.prediction import Predictor
 
-    network = run.load()
+    networks = Predictor(run.load(), samples).networks()
     images = with_channels(open_dataset(run.config.data).test().images[:count], run.data.channels)
-    images = images[: len(images) // batch * batch]  # whole batches, for the constant depends on their size
-    std = torch.tensor(run.data.std).view(-1, 1, 1)
+    images = images[: len(images) // batch * batch]  # whole batches, because the constant depends on their size
     levels = []
     console = Console(stderr=True)
     about = f"Noise on {run.path.name}"
     for gamma in track(NOISE_LEVELS, about, console=console, transient=True, disable=not console.is_terminal):
-        # The same noise at every level, so that differences are those of the level alone.
-        generator = torch.Generator().manual_seed(0)
         sums: dict[str, list[Tensor]] = {"classes": [], "batch": []}
-        with torch.no_grad(), torch.random.fork_rng(), estimator(network, run.config.estimator):
-            torch.manual_seed(0)
-            for part in images.split(batch):
-                inputs = normalize(part, run.data.mean, run.data.std)
-                inputs += torch.randn(inputs.shape, generator=generator) * (gamma / std)
-                draws = [_outputs(network, inputs) for _ in range(samples)]
-                for axis, values in sums.items():
-                    values.append(torch.stack([batch_aleatoric(outputs, axis) for outputs in draws]).mean(0))
+        for inputs in noisy_batches(images, run, gamma, batch, seed=0):
+            with torch.no_grad():
+                draws = [_outputs(network, inputs) for network in networks]
+            for axis, values in sums.items():
+                values.append(torch.stack([batch_aleatoric(outputs, axis) for outputs in draws]).mean(0))
         row: dict[str, Any] = {"gamma": gamma}
         for axis, values in sums.items():
             each = torch.cat(values).double()
