@@ -101,6 +101,7 @@ def test_metrics_are_whole_and_plain_json(evaluation: Evaluation, other: str):
     settings = found["settings"]
     assert (settings["samples"], settings["data"], settings["temperature"]) == (3, "digits", 0.05)
     assert settings["runs"][0]["model"] == "lenet5"
+    assert settings["intervals_cover"] == "images and draws"
     assert 0 < evaluation.seconds["forward"] < evaluation.seconds["total"]
 
 
@@ -232,6 +233,7 @@ def test_an_ensemble_is_the_decomposition_of_its_members_draws(bayesian: Run, fr
 def test_frequentist_networks_have_no_epistemic_uncertainty(frequentist: Run):
     found = evaluate(frequentist, **QUICK).metrics
     assert found["epistemic"] == 0
+    assert found["settings"]["intervals_cover"] == "images"
     assert found["errors"]["epistemic"]["auroc"] == 0.5
 
 

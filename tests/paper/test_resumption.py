@@ -15,8 +15,8 @@ import pytest
 from dubito import cli
 from dubito.training import Run
 
-# The worker imports this file too, and sets the traps: after the first epoch of a cell, signals are sent to the grid and
-# to the worker. The grid itself does not train, so it goes without the slow import.
+# The worker imports this file too, and sets the traps: after the first epoch of a cell, signals are sent to the grid
+# and to the worker. The grid itself does not train, so it goes without the slow import.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path

@@ -119,6 +119,7 @@ def evaluate(
         "data": test.name,
         **options.described(),
         "checkpoint": checkpoint,
+        "intervals_cover": found["test"].intervals_cover,
         "noise_images": len(chosen),
         "places": {name: place_of(name) for name in (test.name, held_out.name, *strange) if name not in DATASETS},
         "images": {key: len(job.part) for key, job in jobs.items() if not key.startswith("noise/")},
@@ -142,7 +143,11 @@ def _evaluate_module(
     metrics = summarize(
         test, test[:0], {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
     )
-    metrics["settings"] = {**options.described(), "images": {"test": len(test)}}
+    metrics["settings"] = {
+        **options.described(),
+        "intervals_cover": test.intervals_cover,
+        "images": {"test": len(test)},
+    }
     seconds = {"total": perf_counter() - began, "forward": forward}
     return Evaluation((), names, test, test[:0], {}, (), plain(metrics), seconds)
 

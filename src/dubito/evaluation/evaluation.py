@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dubito.errors import DubitoWarning
+from dubito.evaluation.intervals import units_of
 from dubito.evaluation.noise import NoiseLevel
 from dubito.prediction import Prediction, decompose, pool
 from dubito.runs.run import Run
@@ -59,6 +60,11 @@ class Evaluated:
     def units(self) -> tuple[int, ...]:
         """The members' numbers of draws, as intervals take them: none if the draws were not kept."""
         return () if self.draws is None else self.members
+
+    @property
+    def intervals_cover(self) -> str:
+        """What intervals of these predictions cover: ``images and draws``, or ``images`` if there are too few draws."""
+        return "images and draws" if units_of(self.units) else "images"
 
     def without(self, left_out: Sequence[int] = ()) -> Prediction:
         """The prediction without some draws; members of an ensemble count as much as before.

@@ -256,7 +256,7 @@ def covering(
     >>> [round(edge, 3) for edge in covering(means, 0.0)]
     [-0.95, 0.95]
     >>> [round(edge, 3) for edge in covering(means, 0.0, [Variances(jackknife=1.0, interaction=0.0, freedom=4)])]
-    [-2.678, 2.678]
+    [-2.619, 2.619]
     """
     low, high = interval(replicates, level, estimate if unshift else None, least)
     main = max(sum(part.main for part in draws), 0.0)

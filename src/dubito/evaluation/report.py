@@ -147,12 +147,13 @@ def _page(evaluation: Evaluation, network: nn.Module, drawn: _Drawn) -> str:
     )
     title, lead = title_and_lead(evaluation)
     bootstrap = evaluation.metrics["settings"]["bootstrap"]
+    covers = evaluation.test.intervals_cover
     page: str = templates.get_template("report.html").render(
         version=__version__,
         title=title,
         lead=lead,
         cards=cards(evaluation),
-        interval_note=f"Intervals are 95 % bootstrap intervals over the test images ({bootstrap:,} resamples).",
+        interval_note=f"Intervals are of 95 % and cover the test {covers} ({bootstrap:,} resamples).",
         sections=sections(evaluation, network, drawn.sections),
         made=made(evaluation),
         palette=Markup(_palette()),

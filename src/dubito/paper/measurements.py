@@ -20,7 +20,6 @@ from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
-from dubito.paper.tables import COVERS_BOTH
 from dubito.runs.run import Run, write_atomically
 
 __all__ = [
@@ -94,7 +93,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
     for name in ("nll", "ece"):
         row[name] = metrics[name]
         row[f"{name}_low"], row[f"{name}_high"] = metrics["intervals"][name]
-    row["intervals_cover"] = COVERS_BOTH
+    row["intervals_cover"] = metrics["settings"]["intervals_cover"]
     row["confidence"] = 100 * float(found.evaluation.test.prediction.confidence.double().mean())
     first, last = found.epochs[0], found.epochs[-1]
     return {
