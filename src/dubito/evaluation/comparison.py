@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED", "Compared", "Comparison", "compare", "draw_metric", "figure"]
 
 RANKED_BY = "entropy"
-"""The uncertainty that finds mistakes here: every network has it, Bayesian or not."""
+"""The uncertainty by which mistakes are looked for: every network has it, Bayesian or not."""
 COMPARED: dict[str, tuple[str, bool | None]] = {
     "accuracy": ("accuracy", True),
     "top5_accuracy": ("top-5 accuracy", True),

@@ -1,4 +1,4 @@
-"""Figures: a function each, which draws on a matplotlib Axes from tensors or arrays.
+"""Figures: one function for each, which draws on a matplotlib Axes from tensors or arrays.
 
 They share the look and the files of :mod:`dubito.evaluation.style`.
 
@@ -142,7 +142,7 @@ def _wilson_errors(share: Array, count: Array, z: float = 1.96) -> Array:
 
 
 def risk_coverage(ax: Axes, errors: ArrayLike, uncertainties: Mapping[str, ArrayLike]) -> None:
-    """Error rate among the images that are kept when the most uncertain ones are given to someone else.
+    """Error rate among the images that are kept when the most uncertain ones are left out.
 
     `errors` says which predictions are wrong. The dotted line is an oracle that leaves out wrong ones alone.
     """
@@ -433,14 +433,14 @@ def _shortened(name: str, length: int) -> str:
 
 
 def _few(count: int, wanted: int) -> list[int]:
-    """About evenly spaced in the logarithm: the first, ..., the last of `count`."""
+    """At most `wanted` of the numbers 0 ... count - 1, about evenly spaced on a logarithmic scale."""
     if count <= wanted:
         return list(range(count))
     return sorted({round(number) - 1 for number in np.geomspace(1, count, wanted)})
 
 
 def _log_range(values: Array, decades: float = 12) -> tuple[float, float]:
-    """Limits of a logarithmic axis that loses few of the values and no more than `decades` of their span."""
+    """Limits of a logarithmic axis: those of the values, but at most `decades` powers of ten."""
     positive = values[values > 0]
     if not len(positive):
         return 1e-6, 1e-5

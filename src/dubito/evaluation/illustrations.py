@@ -1,4 +1,4 @@
-"""Which figures an evaluation has, each with its title, caption and painter; those that do not apply are not there."""
+"""The figures of an evaluation, each with its title, caption and painter. Figures that do not apply are left out."""
 
 # ruff: noqa: RUF001 - captions have Greek letters
 
@@ -58,7 +58,7 @@ class Illustration:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The images of the scatter plot: a part of the test set and of the others, the extremes among them."""
+    """The images of the scatter plot: some of the test images and of the other data sets, with the extreme ones."""
 
     images: Tensor
     aleatoric: Tensor
@@ -322,7 +322,7 @@ def _classes(evaluation: Evaluation) -> Iterator[Illustration]:
 
 
 def posterior_layers(network: nn.Module | None) -> dict[str, BayesLayer]:
-    """The Bayesian layers of a network by name, none if it has none."""
+    """The Bayesian layers of a network, by name."""
     modules = network.named_modules() if network is not None else ()
     return {name: module for name, module in modules if isinstance(module, BayesLayer)}
 

@@ -1,4 +1,4 @@
-"""The report: one HTML file that shows how good a network is and how far its doubts can be trusted.
+"""The report: one HTML file that shows how good a network is and how far its uncertainties can be trusted.
 
 Everything is inside the file: styles, script, figures as SVG, images as data URIs. Its content security policy forbids
 the browser to ask the network for anything. Text reaches the page through a template that escapes it.
@@ -47,7 +47,7 @@ def evaluation_of(
     ood: Sequence[str] | None = None,
     progress: bool = False,
 ) -> Evaluation:
-    """The evaluation that a run folder holds, or a new one, stored there, if it has none or has it of other weights.
+    """The evaluation in a run folder. If there is none, or one of other weights, a new one is made and stored there.
 
     `samples` and `ood` None take whatever was evaluated, else 10 draws and no other data. If they differ from what is
     stored, all other settings stay as they were. The folder of an ensemble's evaluation is no run: it can be read only.

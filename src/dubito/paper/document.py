@@ -1,4 +1,4 @@
-"""The page that tells what of the paper was reproduced, built from the result files and nothing else."""
+"""The page on what of the paper was reproduced, built from the result files alone."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
 
 
 def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """How Bayesian networks were trained here, where it is not as the appendix has it."""
+    """The settings of the Bayesian networks that differ from the paper's appendix."""
     trained = [facts["settings"] for content in contents.values() for facts in content["cells"].values() if facts]
     here = [given for given in trained if given["inference"] == "vi"]
     rows = []
@@ -127,7 +127,7 @@ def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
 
 
 NOT_COMPARED = ("model", "data", "head", "seed", "warm_start", "warmup_epochs")
-"""What makes a cell, and what the appendix's schedule of KL does not look at."""
+"""Settings that differ from cell to cell, and those that the appendix's schedule of KL does not use."""
 
 
 def _value(given: object) -> str:

@@ -76,7 +76,7 @@ def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -
 
 
 def _keep_earlier(content: Content, earlier: Content | None, wanted: dict[str, TrainingConfig]) -> None:
-    """Give cells without a run folder here the numbers that the files have of them."""
+    """Keep the numbers in the files of cells whose run folder is not here."""
     if earlier is None or earlier["budget"] != content["budget"]:
         return
     cells = content["cells"]

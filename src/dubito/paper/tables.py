@@ -88,7 +88,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float | None, digits: int, missing: str = "") -> str:
-    """A number with so many decimals, or what stands for none."""
+    """A number with `digits` decimals, or `missing` for None."""
     return missing if value is None else f"{value:.{digits}f}"
 
 
