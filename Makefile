@@ -10,8 +10,9 @@ BENCH := .bench
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# A process for each core, with one thread, in random order. OPTIONS are those of pytest: OPTIONS="-m 'not slow'".
 test: lint types browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(OPTIONS)
 
 # dubito against its peers, which get an environment of their own; OPTIONS=--quick only tries it.
 bench: $(BENCH)/.ready

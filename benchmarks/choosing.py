@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import compiled, gradient_noise, moments, moments_training
 
-from dubito.runs.run import write_atomically
+from dubito.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "choosing"

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from dubito.benchmark import Frequentist, System, Work
-from dubito.benchmark.systems import LocalDraws
+from dubito.benchmark.systems import LocalTraining
 from dubito.benchmark.work import Task
-from dubito.runs.run import write_atomically
+from dubito.files import write_atomically
 
-SYSTEMS: dict[str, type[System]] = {"frequentist": Frequentist, "local": LocalDraws}
+SYSTEMS: dict[str, type[System]] = {"frequentist": Frequentist, "local": LocalTraining}
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """An exported network in ONNX Runtime against the same network in PyTorch: size of the file and time of a batch.
 
-    python benchmarks/export.py runs/mnist-lenet5 [runs/...] [--rounds 30] [--out FOLDER]
+    python benchmarks/export.py [--model lenet5 alexnet] [--rounds 30] [--out results/export]
 
-Moments, 10 draws of the weights, and the mean network, for 1 image and for 128. Both sides take bytes, normalise them
-and give the whole prediction, in turns in one process with the same number of threads; PyTorch keeps what it has
-prepared of the weights for moments. Times are medians with quartiles. `--out` writes export.md and export.json.
+10 draws, moments and the mean network, for 1 image and for 128. Both sides take bytes, normalise them and give the
+whole prediction, in turns in one process with the same number of threads. The networks are not trained, as time does
+not depend on the values of weights. Times are medians with quartiles. `--out` writes export.md and export.json.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import dubito
 from dubito.data import normalize
 from dubito.export import OnnxModel, export
-from dubito.heads import ClassificationHead, resolve_head
-from dubito.prediction.moments import Propagate, predict_moments
-from dubito.runs.run import Run, write_atomically
+from dubito.export.graph import METHODS
+from dubito.files import write_atomically
+from dubito.runs.description import DataDescription
 
 BATCHES = (1, 128)
 DRAWS = 10
-WAYS = ("moments", "draws", "mean")
+DATA = DataDescription("ten", 3, tuple("0123456789"), (0.5,) * 3, (0.25,) * 3, padding=0, num_data=50_000)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--model", nargs="+", default=["lenet5", "alexnet"], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out", type=Path, help="a folder for export.md and export.json")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
-    rows = [row for path in arguments.runs for row in measure(Run.open(path), arguments.rounds)]
+    rows = [row for name in arguments.model for row in measure(name, arguments.rounds)]
     table = markdown(rows)
     print(table)
     if arguments.out:
@@ -47,40 +46,25 @@ def main() -> None:
         write_atomically(arguments.out / "export.md", table)
 
 
-def measure(run: Run, rounds: int) -> list[dict[str, Any]]:
-    network = run.load().requires_grad_(False)
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    network = dubito.models.build(name, 10, DATA.channels, image_size=DATA.size).eval().requires_grad_(False)
     rows = []
-    for what in WAYS:
-        content = export(network, run.data, what=what, samples=DRAWS)
-        model, own = OnnxModel(content), in_torch(network, what)
+    for what, method in METHODS.items():
+        content = export(network, DATA, what=what, samples=DRAWS)
+        model, predictor = OnnxModel(content), dubito.Predictor(network, DRAWS, method)
         for count in BATCHES:
-            shape = (count, run.data.channels, 32, 32)
+            shape = (count, DATA.channels, DATA.size, DATA.size)
             images = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
             sides = {
-                "torch": lambda images=images, own=own: own(normalize(images, run.data.mean, run.data.std)),
+                "torch": lambda images=images, own=predictor: own(normalize(images, DATA.mean, DATA.std)),
                 "onnx": lambda images=images, model=model: model.predict(images),
             }
             times = in_turns(sides, rounds)
-            row = {"run": run.path.name, "what": what, "bytes": len(content), "images": count}
-            row |= {name: statistics.quantiles(taken, n=4) for name, taken in times.items()}
+            row = {"model": name, "what": what.value, "bytes": len(content), "images": count}
+            row |= {side: statistics.quantiles(taken, n=4) for side, taken in times.items()}
             rows.append({**row, "ratio": row["onnx"][1] / row["torch"][1]})
     return rows
-
-
-def in_torch(network: Any, what: str) -> Callable[[Tensor], Any]:
-    head, propagate = resolve_head(network), Propagate()
-    assert isinstance(head, ClassificationHead)
-
-    def moments(inputs: Tensor) -> Any:
-        with torch.no_grad():
-            return predict_moments(network, inputs, head, propagate=propagate)
-
-    ways: dict[str, Callable[[Tensor], Any]] = {
-        "moments": moments,
-        "draws": lambda inputs: dubito.predict(network, inputs, DRAWS, route="weights"),
-        "mean": lambda inputs: dubito.predict(network, inputs, 1, estimator="mean"),
-    }
-    return ways[what]
 
 
 def in_turns(sides: dict[str, Callable[[], Any]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
@@ -97,13 +81,13 @@ def in_turns(sides: dict[str, Callable[[], Any]], rounds: int, warm_up: int = 3)
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| run | export | file | images | PyTorch, ms | ONNX Runtime, ms | ratio |",
+        "| network | export | file | images | PyTorch, ms | ONNX Runtime, ms | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         torch_ms, onnx_ms = ("{1:.1f} ({0:.1f} .. {2:.1f})".format(*row[name]) for name in ("torch", "onnx"))
         size = f"{row['bytes'] / 1e6:.2f} MB"
-        cells = (f"`{row['run']}`", row["what"], size, row["images"], torch_ms, onnx_ms, f"{row['ratio']:.2f}")
+        cells = (f"`{row['model']}`", row["what"], size, row["images"], torch_ms, onnx_ms, f"{row['ratio']:.2f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.estimators import Estimator, Flipout, Local, Weight
+from dubito.files import write_atomically
 from dubito.heads import Head, resolve_head
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 from dubito.training import ImageData
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import normalize, open_dataset, with_channels
+from dubito.files import write_atomically
 from dubito.prediction import Prediction, Predictor, pool
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 COLUMNS = ("probabilities, mean abs. difference", "aleatoric, ratio", "epistemic, ratio", "epistemic, Spearman")
 BATCH = 128

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import dubito
+from dubito.files import write_atomically
 from dubito.heads import SoftplusHead, categorical_log_likelihood
 from dubito.prediction.moments import logit_moments
-from dubito.runs.run import write_atomically
 from dubito.training import ImageData
 
 TEMPERATURE = 0.05

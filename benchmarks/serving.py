@@ -1,6 +1,6 @@
 """What `dubito serve` gains by micro-batching, what it keeps in memory, and what it does under overload.
 
-    python benchmarks/serving.py [RUN] [--method auto] [--requests 10000] [--out FILE.json|FILE.md]
+    python benchmarks/serving.py [RUN] [--method weights] [--requests 10000] [--out FILE.json|FILE.md]
 
 Client and server are two processes on this machine and share its cores, so ratios mean more than absolute figures.
 Without RUN a LeNet-5 is trained on digits for two epochs first.
@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 CALLERS = 32
-METHOD = "auto"
+METHOD = "weights"
 
 
 @dataclass

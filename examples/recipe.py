@@ -29,7 +29,8 @@ import dubito
 from dubito.data import Batches, Dataset, normalize, open_dataset, split_validation
 from dubito.errors import DubitoError
 from dubito.evaluation.metrics import accuracy, calibration_error, nll
-from dubito.runs.run import Run, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.run import Run
 from dubito.training import configure, resume, train
 
 BATCH = 64
@@ -191,7 +192,7 @@ def measure(models: dict[str, nn.Module], data: Dataset, samples: int) -> dict[s
     }
     found = {}
     for name, model in models.items():
-        probs = dubito.predict(model, images, samples, generator=torch.Generator().manual_seed(0)).probs
+        probs = dubito.Predictor(model, samples)(images).probs
         found[name] = {metric: round(of(probs, data.labels), 6) for metric, of in metrics.items()}
     return found
 
@@ -201,9 +202,13 @@ def table(split: str, rows: dict[str, dict[str, float]], seconds: dict[str, floa
     for column in ("network", "accuracy", "NLL", "ECE", "seconds"):
         shown.add_column(column, justify="left" if column == "network" else "right")
     for name, row in rows.items():
-        values = (f"{row['accuracy']:.2%}", f"{row['nll']:.3f}", f"{row['ece']:.3f}", f"{seconds[name]:.0f}")
-        shown.add_row(name, *values)
+        shown.add_row(*cells(name, row, seconds[name]))
     return shown
+
+
+def cells(name: str, row: dict[str, float], seconds: float) -> list[str]:
+    """A row of the table."""
+    return [name, f"{100 * row['accuracy']:.2f} %", f"{row['nll']:.3f}", f"{row['ece']:.3f}", f"{seconds:.0f}"]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import dubito
 from dubito.evaluation.figures import COLORS, STYLE
 from dubito.heads import Head
+from dubito.heads.split import Regression, RunningMoments
 
 INTERVAL = (-2.0, 2.0)
 
@@ -30,14 +31,36 @@ class GaussianWithVariance(Head):
     """log N(y | f, s^2) with a network that gives f and, through softplus, s."""
 
     name = "gaussian_with_variance"
+    classifies = False
+    unit = "output"
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        mean, std = self.moments(outputs)
+        mean, std = moments(outputs)
         return -((targets - mean) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
 
-    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, free = outputs.unbind(1)
-        return mean, nn.functional.softplus(free) + 1e-3
+    def split(self, covariance: bool = False) -> KendallGalSplit:
+        return KendallGalSplit(covariance)
+
+
+class KendallGalSplit:
+    """The variance of drawn means beside the mean of drawn variances."""
+
+    def __init__(self, covariance: bool = False) -> None:
+        self._means, self._variances = RunningMoments(covariance), RunningMoments(False)
+
+    def update(self, outputs: Tensor) -> None:
+        mean, std = moments(outputs)
+        self._means.update(mean)
+        self._variances.update(std.square())
+
+    def compute(self) -> Regression:
+        return Regression(self._means.mean, self._variances.mean, self._means.variance, self._means.samples)
+
+
+def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation from the two outputs of each x."""
+    mean, free = outputs.unbind(-1)
+    return mean, nn.functional.softplus(free) + 1e-3
 
 
 @dataclass(frozen=True)
@@ -86,12 +109,13 @@ def fit(x: Tensor, y: Tensor, steps: int) -> nn.Module:
 
 @torch.no_grad()
 def predict(model: nn.Module, x: Tensor, samples: int = 200) -> Bands:
-    """Kendall & Gal's split; with weight draws, every draw is one function of x."""
-    head = GaussianWithVariance()
+    """With draws of weights, every draw is one function of x."""
+    split = GaussianWithVariance().split()
     with dubito.estimator(model, "weight"):
-        draws = [head.moments(model(x.unsqueeze(1))) for _ in range(samples)]
-    mean, std = (torch.stack(moments) for moments in zip(*draws, strict=True))
-    return Bands(x, mean.mean(0), std.square().mean(0).sqrt(), mean.std(0, correction=0))
+        for _ in range(samples):
+            split.update(model(x.unsqueeze(1)).unsqueeze(0))
+    found = split.compute()
+    return Bands(x, found.mean, found.aleatoric.sqrt(), found.epistemic.sqrt())
 
 
 def draw(bands: Bands, x: Tensor, y: Tensor, picture: Path) -> None:

@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[Scenes, dubito.P
     for name, slant in (("as in training", 0.0), ("slanting", math.pi / 4)):
         scenes = make_scenes(50, slant)
         # Every draw is one network for all pixels; `local` would draw each pixel's noise independently.
-        rows[name] = (scenes, dubito.predict(model, scenes.images, options.samples, estimator="weight"))
+        rows[name] = (scenes, dubito.Predictor(model, options.samples)(scenes.images))
     known, prediction = rows["as in training"]
     certain = ~known.rim
     right = (prediction.label == known.labels)[certain].float().mean()

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from benchmarks.peers.document import with_cost_table
 from typer.testing import CliRunner
 
 from dubito.cli import app
@@ -64,13 +65,5 @@ def test_the_results_are_those_of_the_reproduction() -> None:
 
 
 def test_the_costs_are_those_that_the_benchmark_measured() -> None:
-    """A row of the README's table: a system, its step, ten draws, one image by 100 draws, peak memory."""
-    stage = json.loads((ROOT / "results" / "benchmark.json").read_text(encoding="utf-8"))["stages"]["alexnet"]
-    twin = stage["memory"]["frequentist twin"]
-    rows = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README, re.MULTILINE)
-    assert len(rows) >= 5
-    for system, *written in rows:
-        medians = [stage["ratios"][system][measure]["median"] for measure in ("step", "predict", "single")]
-        decimals = (2, 2, 1, 2)
-        measured = [*medians, stage["memory"][system] / twin]
-        assert written == [f"{value:.{digits}f}" for value, digits in zip(measured, decimals, strict=True)], system
+    results = json.loads((ROOT / "results" / "benchmark.json").read_text(encoding="utf-8"))
+    assert with_cost_table(README, results) == README

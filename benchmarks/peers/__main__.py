@@ -3,8 +3,8 @@
     make bench                                # installs the peers into .bench, measures, writes the results
     python -m benchmarks.peers [--quick] [--plan] [--threads N] [--out FOLDER]
 
-Writes results/benchmark.json, results/benchmark.md, docs/benchmark.md and docs/benchmark.png below `--out`, which is
-this project, or with --quick the environment's own folder.
+Writes results/benchmark.json, results/benchmark.md, docs/benchmark.md, docs/benchmark.png and README.md with its cost
+table below `--out`, which is this project, or with --quick the environment's own folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.document import column, page, tables
+from benchmarks.peers.document import column, page, tables, with_cost_table
 from benchmarks.peers.install import failures
 from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
 from rich.console import Console
@@ -31,7 +31,8 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from dubito.benchmark import Work, Worker, compare, open_workers
 from dubito.benchmark.workers import WorkerError
 from dubito.errors import DubitoError
-from dubito.runs.run import commit, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.environment import commit
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     parser.add_argument("--plan", action="store_true", help="say what would be measured and how long, and stop")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
-    parser.add_argument("--out", type=Path, help="the folder that gets results/ and docs/")
+    parser.add_argument("--out", type=Path, help="the folder that gets results/, docs/ and README.md")
     given = parser.parse_args()
     if given.threads < 1:
         parser.error(f"--threads is {given.threads}, but must be at least 1.")
@@ -66,7 +67,9 @@ def main() -> int:
     write(results, out)
     console.print()
     console.print(tables(results), markup=False, soft_wrap=True)
-    console.print(f"Written below {out}: results/benchmark.json and .md, docs/benchmark.md and .png.", soft_wrap=True)
+    console.print(
+        f"Written below {out}: results/benchmark.json and .md, docs/benchmark.md and .png, README.md.", soft_wrap=True
+    )
     return 0
 
 
@@ -112,8 +115,8 @@ def measure(stage: Stage, threads: int, advance: Callable[[float], None]) -> dic
             found.failures[kind.name] = f"it cannot be installed: {missing[kind.package]}"
     works = {measure.name: measure.work for measure in stage.measures}
     sizes = {"batch": works["step"].batch, "samples": works["predict"].samples} if "step" in works else {}
-    if stage.memory is not None:
-        sizes["parameters"] = sum(parameter.numel() for parameter in stage.memory.build().parameters())
+    if "step" in works:
+        sizes["parameters"] = sum(parameter.numel() for parameter in works["step"].build().parameters())
     return {**sizes, **found.to_json(), **({"profile": profiles} if profiles else {})}
 
 
@@ -151,6 +154,8 @@ def write(results: dict[str, Any], out: Path) -> None:
     write_atomically(out / "results" / "benchmark.md", tables(results))
     write_atomically(out / "docs" / "benchmark.png", growth_figure(results["stages"]["growth"]))
     write_atomically(out / "docs" / "benchmark.md", page(results))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    write_atomically(out / "README.md", with_cost_table(readme, results))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ from typing import Any
 
 from dubito.benchmark import Work
 from dubito.benchmark.profile import Group
-from dubito.benchmark.systems import Frequentist, FrequentistInFour, LocalDraws, Moments, OneWeightDraw, WeightDraws
+from dubito.benchmark.systems import Frequentist
 from dubito.benchmark.work import Task
+from dubito.errors import DubitoError
 
 TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 NOTHING = "–"  # noqa: RUF001
+
+TABLE_BEGINS, TABLE_ENDS = "<!-- cost table: made by make bench -->", "<!-- end -->"
+"""Comments of the README around the table that is made from the results."""
 
 BYTES = 4 * 4
 """Of a parameter in float32, its gradient and Adam's two moments."""
@@ -26,19 +30,14 @@ the same random images and as many threads, and keeps the memory that it frees, 
 (`dubito.kernels.memory.keep_freed_memory`, for all systems alike). Processes take turns; ratios compare times of one
 round: each cell is the median over the rounds, with the quartiles in brackets. A training step is the forward pass, the
 system's own KL term, the backward pass and fused Adam. Predictions by draws are compared with as many passes of the
-twin; a peer draws one after the other, dubito as `dubito.predict` does by default. Memory is the most that building the
-network and three training steps need beyond a process with everything imported.
+twin, and a peer makes them one after the other. A `dubito.Predictor` is made once and keeps its drawn weights;
+`dubito.predict` draws them anew in each call. Memory is the most that building the network and three training steps
+need beyond a process with everything imported; for a system that only predicts, three predictions.
 """
 
 GROWTH = """The networks of these measurements are stacks of 3x3 convolutions, by default 4 of 32 channels on 16x16
 positions, with a batch of {batch}; one of these numbers changes at a time. The cost of draws is that of a prediction
 against as many passes of the twin, the others are training steps.
-"""
-
-ALIKE = f"""
-Peers that draw the weights draw them once for the whole batch, as `{OneWeightDraw.name}` does; `{WeightDraws.name}`
-draws them for each quarter of it, in two pairs. What the quarters cost by themselves, without draws, noise or KL, is in
-the row `{FrequentistInFour.name}`: below it nothing that has four sets of weights can come.
 """
 
 PROFILE = """Milliseconds of one execution, by torch's profiler; an operator counts without the time of those it calls.
@@ -53,8 +52,33 @@ microseconds for each operator; what an execution takes without the profiler is 
 
 def page(results: dict[str, Any]) -> str:
     """docs/benchmark.md."""
-    alike = any(OneWeightDraw.name in stage["ratios"] for stage in results["stages"].values())
-    return f"{INTRODUCTION}{ALIKE if alike else ''}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
+    return f"{INTRODUCTION}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
+
+
+def with_cost_table(readme: str, results: dict[str, Any]) -> str:
+    """The README with the table of what AlexNet, or the first network, costs between the two comments."""
+    before, begin, rest = readme.partition(TABLE_BEGINS)
+    _, end, after = rest.partition(TABLE_ENDS)
+    if not end:
+        raise DubitoError(f"README.md has no place for the cost table between {TABLE_BEGINS} and {TABLE_ENDS}.")
+    stages = results["stages"]
+    stage = stages.get("alexnet") or next(iter(stages.values()))
+    return f"{before}{begin}\n{cost_table(stage)}\n{end}{after}"
+
+
+def cost_table(stage: dict[str, Any]) -> str:
+    """A row for each system that worked: medians as multiples of the twin's."""
+    measures = {"step": 2, "predict": 2, "single": 1}
+    heads = ["system", "step", f"{stage['samples']} draws", "1 image, 100 draws", "memory"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for system, by in stage["ratios"].items():
+        if system == Frequentist.name or not by.keys() & measures.keys():
+            continue
+        cells = [f"{by[name]['median']:.{digits}f}" if name in by else NOTHING for name, digits in measures.items()]
+        memory = stage["memory"].get(system) if "step" in by else None
+        cells.append(NOTHING if memory is None else f"{memory / stage['memory'][Frequentist.name]:.2f}")
+        lines.append(f"| `{system}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -92,16 +116,17 @@ def network(name: str, stage: dict[str, Any]) -> str:
     lines = [f"## {TITLES.get(name, name)}", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     twin = stage["memory"][Frequentist.name]
     for system, by in stage["ratios"].items():
+        if not by.keys() & columns.keys() and system not in stage["failures"]:
+            continue
         cells = [cell(by.get(measure), system == Frequentist.name) for measure in columns]
-        memory = stage["memory"].get(system)
-        cells.append(NOTHING if memory is None else f"{memory / twin:.2f} ({memory:.0f} MB)")
+        cells.append(memory_cell(stage["memory"].get(system), twin if "step" in by else None))
         if system in stage["failures"]:
             cells[next((i for i, text in enumerate(cells) if text == NOTHING), 0)] = (
                 f"failed: {stage['failures'][system]}".replace("|", "/")
             )
         lines.append(f"| {system} | {stage['versions'][system] or NOTHING} | {' | '.join(cells)} |")
-    once = stage["ratios"].get(Moments.name, {}).get("once")
-    if once:
+    moments = [by["once"] for system, by in stage["ratios"].items() if system != Frequentist.name and "once" in by]
+    for once in moments:
         lines += ["", f"A prediction by moments costs {spread(once)} passes of the twin, whatever the number of draws."]
     if "parameters" in stage:
         state = BYTES * stage["parameters"] / 1e6
@@ -121,7 +146,9 @@ def column(system: str, work: Work) -> str:
     """The name of a profile."""
     if work.task is Task.STEP:
         return f"{system}, step"
-    return f"{system}, {work.samples} draws" if work.samples > 1 else f"{system}, one pass"
+    if work.samples == 1:
+        return f"{system}, one pass"
+    return f"{system}, {work.samples} draws" if work.batch > 1 else f"{system}, 1 image by {work.samples} draws"
 
 
 def profile(name: str, stage: dict[str, Any]) -> str:
@@ -144,7 +171,7 @@ def growth(stage: dict[str, Any], batch: int) -> str:
     """A table for each of draws, batch, width and depth."""
     lines = ["## How cost grows", "", GROWTH.format(batch=batch)]
     for axis, values in axes(stage).items():
-        systems = [LocalDraws.name, Moments.name if axis == "draws" else WeightDraws.name]
+        systems = measured_systems(stage, f"{axis}={values[0]}")
         lines += [f"| {axis} | twin | {' | '.join(systems)} |", "| --- " * (2 + len(systems)) + "|"]
         for value in values:
             found = [stage["ratios"][system].get(f"{axis}={value}") for system in (Frequentist.name, *systems)]
@@ -154,6 +181,11 @@ def growth(stage: dict[str, Any], batch: int) -> str:
     for system, why in stage["failures"].items():
         lines += [f"{system} failed: {why}", ""]
     return "\n".join(lines).rstrip()
+
+
+def measured_systems(stage: dict[str, Any], measure: str) -> list[str]:
+    """The systems beside the twin that a measure was made of."""
+    return [system for system, by in stage["ratios"].items() if system != Frequentist.name and measure in by]
 
 
 def axes(stage: dict[str, Any]) -> dict[str, list[int]]:
@@ -169,6 +201,12 @@ def cell(ratio: dict[str, float] | None, with_time: bool = False) -> str:
     if ratio is None:
         return NOTHING
     return f"1 ({milliseconds(ratio['seconds'])})" if with_time else spread(ratio)
+
+
+def memory_cell(megabytes: float | None, twin: float | None) -> str:
+    if megabytes is None:
+        return NOTHING
+    return f"{megabytes:.0f} MB" if twin is None else f"{megabytes / twin:.2f} ({megabytes:.0f} MB)"
 
 
 def spread(ratio: dict[str, float]) -> str:

@@ -6,20 +6,17 @@ import io
 from typing import Any
 
 from benchmarks.peers.document import axes as axes_of
+from benchmarks.peers.document import measured_systems
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
 from dubito.evaluation.figures import COLORS, STYLE
 
-SYSTEMS = {
-    LocalDraws.name: (COLORS["aleatoric"], "o"),
-    WeightDraws.name: (COLORS["epistemic"], "s"),
-    Moments.name: (COLORS["right"], "^"),
-}
+LOOKS = tuple(zip((COLORS["aleatoric"], COLORS["epistemic"], COLORS["right"], COLORS["muted"]), "os^D", strict=True))
+"""The colour and the marker of one system after the other."""
 LABELS = {
     "draws": "draws of a prediction",
     "batch": "batch of a training step",
@@ -34,18 +31,16 @@ def growth_figure(stage: dict[str, Any]) -> bytes:
         figure = Figure(figsize=(7.2, 4.6), dpi=160, layout="constrained")
         FigureCanvasAgg(figure)
         for ax, (axis, values) in zip(figure.subplots(2, 2).flat, axes_of(stage).items(), strict=True):
-            panel(ax, axis, values, stage["ratios"])
+            panel(ax, axis, values, stage)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def panel(ax: Axes, axis: str, values: list[int], ratios: dict[str, Any]) -> None:
-    for system, (color, marker) in SYSTEMS.items():
-        found = [(value, ratios[system].get(f"{axis}={value}")) for value in values]
+def panel(ax: Axes, axis: str, values: list[int], stage: dict[str, Any]) -> None:
+    for system, (color, marker) in zip(measured_systems(stage, f"{axis}={values[0]}"), LOOKS, strict=False):
+        found = [(value, stage["ratios"][system].get(f"{axis}={value}")) for value in values]
         points = [(value, ratio) for value, ratio in found if ratio is not None]
-        if not points:
-            continue
         x, middle = [value for value, _ in points], [ratio["median"] for _, ratio in points]
         ax.fill_between(x, [r["low"] for _, r in points], [r["high"] for _, r in points], color=color, alpha=0.2, lw=0)
         ax.plot(x, middle, color=color, marker=marker, markersize=3, label=system)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dubito.runs.run import write_atomically
+from dubito.files import write_atomically
 
 REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 FAILURES = Path(sys.prefix) / "failures.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.peers.systems import SYSTEMS
 
 from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work, measures_of
-from dubito.benchmark.systems import LocalDraws, Moments, WeightDraws
+from dubito.benchmark.systems import LocalTraining, MomentPrediction, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 
 AXES: dict[str, tuple[int, ...]] = {
@@ -17,6 +17,8 @@ AXES: dict[str, tuple[int, ...]] = {
     "depth": (1, 2, 4, 8, 16),
 }
 GROWTH_BATCH = 64
+TRAINING: tuple[type[System], ...] = (LocalTraining, WeightTraining)
+PREDICTING: tuple[type[System], ...] = (WeightPrediction, MomentPrediction)
 PROFILE = 4.0
 """Seconds that a profile takes, about."""
 
@@ -29,7 +31,7 @@ class Stage:
     systems: tuple[type[System], ...]
     measures: tuple[Measure, ...]
     start: float
-    memory: Work | None = None
+    memory: bool = False
     profiles: tuple[tuple[type[System], Work], ...] = ()
 
     @property
@@ -52,9 +54,9 @@ def growth(axes: dict[str, tuple[int, ...]], rounds: int, seconds: float) -> Sta
     for axis, values in axes.items():
         for value in values:
             work = growth_work(axis, value)
-            only = (LocalDraws.name, Moments.name if axis == "draws" else WeightDraws.name)
+            only = tuple(kind.name for kind in (PREDICTING if axis == "draws" else TRAINING))
             measures.append(Measure(f"{axis}={value}", work, work, rounds, seconds, only))
-    return Stage("growth", (Frequentist, LocalDraws, WeightDraws, Moments), tuple(measures), start=15)
+    return Stage("growth", (Frequentist, *TRAINING, *PREDICTING), tuple(measures), start=15)
 
 
 def network_stage(
@@ -69,13 +71,14 @@ def network_stage(
     profiled: bool = False,
 ) -> Stage:
     measures = measures_of(network, batch, rounds, seconds, samples=samples, single=single)
-    step, draws, once = (measure.work for measure in measures[:3])
-    profiles = (
-        *((kind, step) for kind in (Frequentist, LocalDraws, WeightDraws)),
-        *((kind, draws) for kind in (Frequentist, LocalDraws)),
-        (Moments, once),
-    )
-    return Stage(network, SYSTEMS, tuple(measures), start, memory=step, profiles=profiles if profiled else ())
+    works = {measure.name: measure.work for measure in measures}
+    profiles: list[tuple[type[System], Work]] = []
+    if profiled:
+        profiles += [(kind, works["step"]) for kind in (Frequentist, *TRAINING)]
+        profiles += [(kind, works["predict"]) for kind in (Frequentist, WeightPrediction)]
+        profiles += [(WeightPrediction, works["single"])] if single else []
+        profiles += [(MomentPrediction, works["once"])]
+    return Stage(network, SYSTEMS, tuple(measures), start, memory=True, profiles=tuple(profiles))
 
 
 def full_plan() -> list[Stage]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dubito.benchmark import OURS, Frequentist, System
-from dubito.benchmark.systems import NUM_DATA, FrequentistInFour
+from dubito.benchmark.systems import NUM_DATA
 from dubito.variational.posterior import PAPER_STD
 
 RHO = math.log(math.expm1(PAPER_STD))
@@ -227,4 +227,4 @@ class TorchUncertainty(Peer):
 PEERS: tuple[type[System], ...] = (
     *(PlainLayers, BayesianTorch, BayesianTorchFlipout, TorchBNN, Blitz, Bensemble, TorchUncertainty),
 )
-SYSTEMS: tuple[type[System], ...] = (Frequentist, FrequentistInFour, *OURS, *PEERS)
+SYSTEMS: tuple[type[System], ...] = (Frequentist, *OURS, *PEERS)

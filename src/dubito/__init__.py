@@ -13,15 +13,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dubito import data, models, training
-    from dubito.convert.conversion import to_bayesian, to_deterministic
-    from dubito.convert.logits import Logits
-    from dubito.convert.pruning import prune
-    from dubito.convert.summary import Summary, summary
+    from dubito.convert import Logits, Summary, prune, summary, to_bayesian, to_deterministic
     from dubito.errors import DubitoError
-    from dubito.estimators.base import estimator
+    from dubito.estimators import estimator
     from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize
     from dubito.heads.split import Prediction, Regression, decompose
-    from dubito.layers.base import (
+    from dubito.layers import (
         BayesConv1d,
         BayesConv2d,
         BayesConv3d,
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 # Names are imported when first used, so that the command line can print its help without waiting for torch.
 _HOMES = {
-    "convert.conversion": ["to_bayesian", "to_deterministic"],
+    "convert": ["Logits", "Summary", "prune", "summary", "to_bayesian", "to_deterministic"],
     "variational.kl": ["kl_divergence"],
     "variational.elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
     "prediction.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
@@ -56,10 +53,7 @@ _HOMES = {
         "BayesLayer",
         "BayesLinear",
     ],
-    "convert.logits": ["Logits"],
-    "convert.summary": ["Summary", "summary"],
     "prediction.predictor": ["Predictor", "predict"],
-    "convert.pruning": ["prune"],
     "runs.run": ["load"],
     "heads.split": ["Prediction", "Regression", "decompose"],
 }

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["Softplus", "at_least_single", "inverse_softplus", "log_softplus", "softplus"]
+__all__ = ["at_least_single", "inverse_softplus", "log_softplus", "softplus"]
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -79,34 +79,3 @@ def inverse_softplus(y: Tensor) -> Tensor:
     tensor([1.0000e-08, 1.0000e+00, 1.0000e+03])
     """
     return y + torch.log(-torch.expm1(-y))
-
-
-class Softplus(nn.Softplus):
-    """`torch.nn.Softplus` that keeps its output for the backward pass, not its input.
-
-    The next layer keeps that output anyway, so a network holds one tensor less for each activation.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """log(1 + exp x)."""
-        from dubito.kernels.autograd import runs_eagerly
-
-        if self.beta == 1 and torch.is_grad_enabled() and runs_eagerly(x):
-            result: Tensor = _Softplus.apply(x)
-            return result
-        return super().forward(x)
-
-
-class _Softplus(torch.autograd.Function):
-    """With y = softplus(x) the slope is sigmoid(x) = 1 - exp(-y)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = softplus(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return gradients[0] * -torch.expm1(-y)

@@ -11,8 +11,8 @@ from torch import nn
 import dubito
 from dubito.benchmark import OURS, Frequentist, Measure, PlainNetwork, Work, compare, measures_of, open_workers, ratios
 from dubito.benchmark.memory import forget_peak, peak
-from dubito.benchmark.systems import Flips, FrequentistInFour, LocalDraws, Moments, OneWeightDraw, WeightDraws
-from dubito.benchmark.work import Task
+from dubito.benchmark.systems import PREDICTION, TRAINING, LocalTraining, MomentPrediction, WeightPrediction
+from dubito.benchmark.work import Task, _plain
 from dubito.benchmark.workers import WorkerError
 
 TINY = PlainNetwork(width=2, depth=1)
@@ -29,7 +29,7 @@ def test_a_ratio_compares_times_of_the_same_round() -> None:
 
 
 def clocks(log: list[str], **times: list[float]) -> dict[str, ClockWorker]:
-    kinds = {"twin": Frequentist, "local": LocalDraws, "moments": Moments}
+    kinds = {"twin": Frequentist, "local": LocalTraining, "draws": WeightPrediction, "moments": MomentPrediction}
     return {kinds[name].name: ClockWorker(kinds[name], given, log) for name, given in times.items()}
 
 
@@ -37,8 +37,8 @@ def test_workers_take_turns_and_short_work_is_repeated() -> None:
     log: list[str] = []
     workers = clocks(log, twin=[1.0, 1.0, 2.0], local=[1.0, 3.0, 4.0])
     found = compare(workers, [Measure("step", STEP, STEP, rounds=2)])
-    assert log == [Frequentist.name, LocalDraws.name] * 2
-    assert found.ratios[LocalDraws.name]["step"].median == 2.5
+    assert log == [Frequentist.name, LocalTraining.name] * 2
+    assert found.ratios[LocalTraining.name]["step"].median == 2.5
     assert found.ratios[Frequentist.name]["step"].median == 1.0
 
 
@@ -53,10 +53,10 @@ def test_as_many_rounds_as_fit_but_three() -> None:
 def test_a_system_that_fails_is_left_out_with_its_reason_and_the_others_go_on() -> None:
     workers = clocks([], twin=[1.0] * 9, local=[1.0, 2.0, 2.0])
     measures = [Measure(name, STEP, STEP, rounds=rounds) for name, rounds in (("first", 1), ("second", 5))]
-    workers[LocalDraws.name]._times = iter([1.0, 2.0, 1.0, 2.0])
+    workers[LocalTraining.name]._times = iter([1.0, 2.0, 1.0, 2.0])
     found = compare(workers, measures)
-    assert found.failures == {LocalDraws.name: "out of time"}
-    assert set(found.ratios[LocalDraws.name]) == {"first"}
+    assert found.failures == {LocalTraining.name: "out of time"}
+    assert set(found.ratios[LocalTraining.name]) == {"first"}
     assert set(found.ratios[Frequentist.name]) == {"first", "second"}
 
 
@@ -65,37 +65,44 @@ def test_without_the_twin_there_is_nothing_to_compare_with() -> None:
         compare(clocks([], twin=[1.0], local=[1.0] * 9), [Measure("step", STEP, STEP, rounds=3)])
 
 
-def test_the_twin_that_all_are_compared_with_has_layers_of_torch_alone():
+def test_the_twin_that_all_are_compared_with_has_layers_of_torch_alone() -> None:
+    made = dubito.models.build("lenet5", 10, 3, "frequentist").state_dict()
     network = Work("lenet5", Task.STEP, 2).build()
-    convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
-    assert [type(layer) for layer in convolutions] == [nn.Conv2d, nn.Conv2d]
+    with_weights = [layer for layer in network.modules() if list(layer.parameters(recurse=False))]
+    assert {type(layer) for layer in with_weights} == {nn.Conv2d, nn.Linear}
+    assert {name: value.shape for name, value in network.state_dict().items()} == {
+        name: value.shape for name, value in made.items()
+    }
+
+
+def test_plain_convolutions_compute_what_their_subclasses_do() -> None:
+    class Special(nn.Conv2d):
+        pass
+
+    network = nn.Sequential(
+        nn.Sequential(Special(2, 4, 3, stride=2, padding=1, groups=2, bias=False)), Special(4, 2, 1)
+    )
+    images = torch.randn(2, 2, 6, 6)
+    expected = network(images)
+    plain = _plain(network)
+    assert [type(layer) for layer in plain.modules() if isinstance(layer, nn.Conv2d)] == [nn.Conv2d, nn.Conv2d]
+    assert torch.equal(plain(images), expected)
 
 
 def test_systems_do_only_what_they_can_and_are_asked_for() -> None:
-    log: list[str] = []
-    workers = clocks(log, twin=[1.0] * 9, local=[1.0] * 9, moments=[1.0] * 9)
+    workers = clocks([], **dict.fromkeys(("twin", "local", "draws", "moments"), [1.0] * 9))
     draws = Work(TINY, Task.PREDICT, 2, 3)
-    measures = [Measure("step", STEP, STEP, 1), Measure("once", draws, draws, 1, only=(Moments.name,))]
-    found = compare(workers, measures)
-    assert set(found.ratios[Moments.name]) == {"once"}
-    assert set(found.ratios[LocalDraws.name]) == {"step"}
+    named = Measure("once", draws, draws, 1, only=(MomentPrediction.name,))
+    found = compare(workers, [Measure("step", STEP, STEP, 1), Measure("predict", draws, draws, 1), named])
+    assert {name: set(by) for name, by in found.ratios.items()} == {
+        Frequentist.name: {"step", "predict", "once"},
+        LocalTraining.name: {"step"},
+        WeightPrediction.name: {"predict"},
+        MomentPrediction.name: {"once"},
+    }
 
 
-def test_the_twin_in_quarters_has_the_twin_s_loss_and_gradients() -> None:
-    """Also of a batch that four does not divide; it trains only."""
-    assert not FrequentistInFour.predicts
-    for batch in (8, 7):
-        images, labels = Work(TINY, Task.STEP, batch).data()
-        found = []
-        for kind in (Frequentist, FrequentistInFour):
-            system = kind(STEP.build())
-            loss = system.loss(images, labels)
-            found.append([loss.detach(), *torch.autograd.grad(loss, list(system.network.parameters()))])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [Frequentist, LocalDraws, WeightDraws, OneWeightDraw, Flips])
+@pytest.mark.parametrize("kind", [Frequentist, *TRAINING])
 def test_a_training_step_changes_every_parameter(kind) -> None:
     with here([kind], 1) as workers:
         worker = workers[kind.name]
@@ -115,15 +122,23 @@ def test_all_systems_start_from_the_same_network_and_see_the_same_data() -> None
         system = kind(STEP.build())
         with dubito.estimator(system.network, "mean"):
             assert torch.equal(system.head.probs(system.network(images)), reference)
-        assert system.predict(images, 2).probs.shape == reference.shape
         assert system.loss(images, labels).isfinite()
 
 
+@pytest.mark.parametrize("kind", PREDICTION)
+def test_predictions_that_are_measured_are_predictions_of_dubito(kind) -> None:
+    images, _ = STEP.data()
+    predictor = kind(STEP.build()).predictor(3)
+    assert isinstance(predictor(images), dubito.Prediction)
+    torch.testing.assert_close(predictor(images).probs, predictor(images).probs)
+
+
 def test_measures_of_a_network_relate_draws_to_as_many_passes() -> None:
-    by_name = {measure.name: measure for measure in measures_of("lenet5", 128, 5, single=True)}
+    by_name = {measure.name: measure for measure in measures_of("lenet5", 128, 5)}
     assert by_name["predict"].work == by_name["predict"].reference == Work("lenet5", Task.PREDICT, 128, 10)
     assert by_name["single"].work == Work("lenet5", Task.PREDICT, 1, 100)
     assert by_name["single"].reference == Work("lenet5", Task.PREDICT, 100, 1)
+    assert "single" not in {measure.name for measure in measures_of("lenet5", 128, 5, single=False)}
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux forgets a peak")
@@ -137,9 +152,10 @@ def test_peak_memory_is_that_since_it_was_forgotten() -> None:
     assert peak() - before == pytest.approx(100, abs=5)
 
 
+@pytest.mark.slow
 def test_processes_that_fail_say_why_and_the_others_work() -> None:
     with open_workers([Frequentist, Exits, Raises, Missing], 1) as workers:
-        found = compare(workers, [Measure("step", STEP, STEP, rounds=3)], memory=STEP)
+        found = compare(workers, [Measure("step", STEP, STEP, rounds=3)], memory=True)
     assert found.failures == {
         "exits": "its process ended with exit code 7",
         "raises": "ValueError: no loss today",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,14 @@ from torch.profiler import ProfilerActivity, record_function
 
 from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work
 from dubito.benchmark.profile import Group, grouped, profile
-from dubito.benchmark.systems import LocalDraws, OneWeightDraw
+from dubito.benchmark.systems import LocalTraining, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import _training_step
-from dubito.kernels import noise
 
 NETWORK = nn.ModuleList([nn.Conv2d(6, 7, 3), nn.Linear(11, 5)])
 WEIGHT, BIAS = (parameter.detach() for parameter in NETWORK[0].parameters())
 ACTIVATION, LOGITS = torch.ones(4, 6, 8, 8), torch.ones(11, 5)
-TRANSPOSED, LARGE = ACTIVATION.transpose(2, 3), torch.empty(noise.SMALLEST)
+TRANSPOSED = ACTIVATION.transpose(2, 3)
 TINY = PlainNetwork(width=2, depth=2)
 STEP, DRAWS = Work(TINY, Task.STEP, 2), Work(TINY, Task.PREDICT, 2, 3)
 
@@ -74,10 +72,15 @@ def optimiser_step() -> Callable[[], None]:
     return torch.optim.Adam([parameter], fused=True).step
 
 
+def noise_range() -> None:
+    with record_function("dubito::noise"):
+        torch.ones(5).cos()
+
+
 @pytest.mark.parametrize(
     ("action", "group"),
     [
-        (lambda: noise.standard_normal_like(LARGE), Group.NOISE),
+        (noise_range, Group.NOISE),
         (lambda: F.conv2d(TRANSPOSED, WEIGHT, BIAS), Group.PRODUCTS),
         (optimiser_step(), Group.OPTIMISER),
     ],
@@ -89,21 +92,7 @@ def test_what_is_called_inside_belongs_to_the_group_too(action, group) -> None:
     assert groups_of(inside) == {group}
 
 
-def test_noise_makes_no_range_without_a_profiler(monkeypatch) -> None:
-    made: list[str] = []
-
-    def counted(name: str) -> Any:
-        made.append(name)
-        return record_function(name)
-
-    monkeypatch.setattr(noise, "record_function", counted)
-    noise.standard_normal_like(LARGE)
-    assert made == []
-    events_of(lambda: noise.standard_normal_like(LARGE))
-    assert made == ["dubito::noise"]
-
-
-@pytest.mark.parametrize("kind", [Frequentist, LocalDraws, OneWeightDraw])
+@pytest.mark.parametrize("kind", [Frequentist, LocalTraining, WeightTraining])
 def test_the_groups_add_up_to_all_self_times(kind: type[System]) -> None:
     system = kind(STEP.build())
     step = _training_step(system, *STEP.data())
@@ -121,30 +110,25 @@ def test_the_groups_add_up_to_all_self_times(kind: type[System]) -> None:
     assert {group for group, taken in sums.items() if not taken} == ({Group.NOISE} if kind is Frequentist else set())
 
 
-def test_a_profile_is_of_one_execution_in_milliseconds() -> None:
-    done = []
-
-    def action() -> None:
-        done.append(0)
-        time.sleep(0.04 if torch._C._autograd._profiler_enabled() else 0.1)
-
-    found = profile(action, NETWORK, executions=3)
-    assert len(done) == 6
+def test_a_profile_is_of_as_many_executions_with_the_profiler_as_without() -> None:
+    profiled = []
+    found = profile(lambda: profiled.append(torch.autograd.profiler._is_profiler_enabled), NETWORK, executions=3)
+    assert sorted(profiled) == [False] * 3 + [True] * 3
     assert found.groups.keys() == {group.value for group in Group}
-    assert 40 <= found.groups["the rest"] < 100 <= found.wall < 300
-    assert sum(found.groups.values()) == found.groups["the rest"]
+    assert sum(found.groups.values()) == found.groups["the rest"] > 0
+    assert found.wall > 0
 
 
 def test_a_stage_profiles_after_the_ratios_and_says_who_failed(monkeypatch) -> None:
     monkeypatch.setattr(peers, "open_workers", here)
-    kinds = (Frequentist, LocalDraws, Raises)
-    profiles = ((Frequentist, STEP), (LocalDraws, DRAWS), (Raises, STEP))
+    kinds = (Frequentist, WeightPrediction, Raises)
+    profiles = ((Frequentist, STEP), (WeightPrediction, DRAWS), (Raises, STEP))
     measures = (Measure("step", STEP, STEP, 1), Measure("predict", DRAWS, DRAWS, 1))
     found = peers.measure(Stage("tiny", kinds, measures, 1, profiles=profiles), 1, lambda share: None)
-    assert list(found["profile"]) == ["frequentist twin, step", "dubito local, 3 draws", "raises, step"]
+    assert list(found["profile"]) == ["frequentist twin, step", "dubito.Predictor, 3 draws", "raises, step"]
     twin, ours, failed = found["profile"].values()
     assert twin["groups"]["optimiser"] > 0 == ours["groups"]["optimiser"]
-    assert ours["groups"]["noise"] > 0 == twin["groups"]["noise"]
+    assert ours["groups"]["convolutions and matrix products"] > 0
     assert min(twin["wall"], ours["wall"]) > 0
     assert failed == {"failure": "no loss\ntoday"}
     assert "profile" not in peers.measure(Stage("tiny", kinds[:1], measures, 1), 1, lambda share: None)

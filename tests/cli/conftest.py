@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from dubito import cli
 
@@ -23,16 +22,14 @@ Dubito = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A folder of its own, none of this machine's data, and torch as it was."""
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder of its own, and none of this machine's data."""
     for name in ("DUBITO_MIRROR", "DUBITO_OUT", "RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.chdir(tmp_path)
-    yield
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture
@@ -48,14 +45,6 @@ def dubito(capsys: pytest.CaptureFixture[str]) -> Dubito:
         return Result(code, *capsys.readouterr())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two epochs, for tests that only read it."""
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    assert cli.run(["train", "--epochs", "2", "--validation-samples", "1", "--out", str(folder)]) == 0
-    return folder
 
 
 @pytest.fixture

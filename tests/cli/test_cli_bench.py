@@ -47,9 +47,14 @@ def test_bench_prints_multiples_of_the_twin_and_writes_them(dubito, opened, tmp_
     result = dubito("bench", "--model", "lenet5,alexnet", "--threads", 3, "--repeats", 2, "--out", out)
     assert result.code == 0
     assert opened.threads == 3
-    (line,) = [line for line in result.out.splitlines() if line.startswith("dubito local")][:1]
-    assert line.split()[2:] == ["100.0", "ms", "2.00", "(2.00", "..", "2.00)"] * 2 + ["100", "MB"]
-    assert "moments costs 2.0 frequentist passes" in result.out
+    twice = ["2.00", "(2.00", "..", "2.00)"]
+    lines = {
+        name: [line for line in result.out.splitlines() if line.startswith(name)]
+        for name in ("dubito local", "dubito.predict")
+    }
+    assert [line.split()[2:] for line in lines["dubito local"]] == [[*twice, "100", "MB"]] * 2
+    assert [line.split()[1:] for line in lines["dubito.predict"]] == [[*twice, *twice, "100", "MB"]] * 2
+    assert "moments costs 2.00 (2.00 .. 2.00) passes" in result.out
     written = json.loads(out.read_text())
     assert list(written["networks"]) == ["lenet5", "alexnet"]
     assert written["networks"]["lenet5"]["ratios"]["dubito local"]["step"]["median"] == 2.0

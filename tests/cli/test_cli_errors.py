@@ -36,6 +36,7 @@ def assert_one_sentence(text: str) -> None:
         ("predict missing picture.png --samples 0", 2, "--samples"),
         ("predict missing picture.png --out table.xlsx", 1, ".csv, .jsonl, .ndjson, .parquet"),
         ("predict missing picture.png --sort size", 1, "'epistemic'"),
+        ("predict missing picture.png --method sample", 1, "'weights', 'local', 'moments', 'mean'"),
         ("predict missing picture.png --checkpoint first", 1, "'best', 'last'"),
         ("data get mnits", 1, "data set is 'mnits'"),
         ("data get", 2, "NAME"),
@@ -78,18 +79,18 @@ def test_a_bad_yaml_file_is_refused(dubito, tmp_path: Path, text: str, words: st
     assert_one_sentence(result.err)
 
 
-def test_an_existing_run_is_not_overwritten(dubito, trained: Path) -> None:
-    result = dubito("train", "--out", trained)
+def test_an_existing_run_is_not_overwritten(dubito, digits_run: Path) -> None:
+    result = dubito("train", "--out", digits_run)
     assert result.code == 1
     assert result.out == ""
-    assert f"dubito train --resume {trained}" in result.err
+    assert f"dubito train --resume {digits_run}" in result.err
     assert_one_sentence(result.err)
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no config", "bad config"])
-def test_half_a_run_is_refused(dubito, trained: Path, tmp_path: Path, damage: str) -> None:
+def test_half_a_run_is_refused(dubito, digits_run: Path, tmp_path: Path, damage: str) -> None:
     run = tmp_path / "half"
-    shutil.copytree(trained, run)
+    shutil.copytree(digits_run, run)
     weights = run / "best.safetensors"
     if damage == "missing":
         weights.unlink()

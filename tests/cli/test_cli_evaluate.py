@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubito import cli
 from dubito.evaluation import Evaluation
 from dubito.evaluation.report import evaluation_of
 
@@ -16,16 +15,9 @@ QUICK = ("--samples", 2, "--bootstrap", 50, "--noise", "0,0.2", "--noise-images"
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(digits_run: Path, tmp_path: Path) -> Path:
     """A run of its own, for evaluations are written into it."""
-    return Path(shutil.copytree(trained, tmp_path / "bayesian"))
-
-
-@pytest.fixture(scope="session")
-def frequentist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("twins") / "frequentist"
-    assert cli.run(["train", "--inference", "frequentist", "--epochs", "1", "--out", str(folder)]) == 0
-    return folder
+    return Path(shutil.copytree(digits_run, tmp_path / "bayesian"))
 
 
 def test_it_prints_tables_and_writes_what_the_library_finds(dubito, run: Path) -> None:
@@ -65,9 +57,9 @@ def test_other_data_sets_noise_and_classes_are_options(dubito, run: Path) -> Non
 
 
 def test_several_runs_are_evaluated_in_turn_or_as_an_ensemble(
-    dubito, run: Path, frequentist: Path, tmp_path: Path
+    dubito, run: Path, frequentist_run: Path, tmp_path: Path
 ) -> None:
-    twin = Path(shutil.copytree(frequentist, tmp_path / "frequentist"))
+    twin = Path(shutil.copytree(frequentist_run, tmp_path / "frequentist"))
     result = dubito("evaluate", run, twin, *QUICK)
     assert result.code == 0, result.err
     assert Evaluation.load(run).test.prediction.samples == 2
@@ -84,8 +76,10 @@ def test_several_runs_are_evaluated_in_turn_or_as_an_ensemble(
     assert "bayesian+frequentist" in result.out
 
 
-def test_twins_are_compared_with_table_json_and_figure(dubito, run: Path, frequentist: Path, tmp_path: Path) -> None:
-    twin = Path(shutil.copytree(frequentist, tmp_path / "frequentist"))
+def test_twins_are_compared_with_table_json_and_figure(
+    dubito, run: Path, frequentist_run: Path, tmp_path: Path
+) -> None:
+    twin = Path(shutil.copytree(frequentist_run, tmp_path / "frequentist"))
     assert dubito("evaluate", run, *QUICK).code == 0
     before = (run / "evaluation.json").read_bytes()
     options = ("--samples", 2, "--bootstrap", 50)
@@ -195,11 +189,11 @@ def test_what_cannot_be_evaluated_is_one_sentence(dubito, run: Path, arguments: 
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_half_written_evaluation_is_made_again_by_compare(dubito, run: Path, frequentist: Path) -> None:
+def test_a_half_written_evaluation_is_made_again_by_compare(dubito, run: Path, frequentist_run: Path) -> None:
     assert dubito("evaluate", run, *QUICK).code == 0
     text = (run / "evaluation.json").read_text()
     (run / "evaluation.json").write_text(text[:200])
-    shutil.copytree(frequentist, "frequentist")
+    shutil.copytree(frequentist_run, "frequentist")
     assert dubito("compare", run, "frequentist", "--samples", 2, "--bootstrap", 20).code == 0
     assert Evaluation.load(run).is_current
 

@@ -41,19 +41,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_files_are_predicted_as_the_library_does_it(dubito, trained: Path, pictures: list[Path]) -> None:
-    result = dubito("predict", trained, *pictures, "--samples", 7, "--seed", 3, "--out", "table.csv")
+def test_files_are_predicted_as_the_library_does_it(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    result = dubito("predict", digits_run, *pictures, "--samples", 7, "--seed", 3, "--out", "table.csv")
     assert result.code == 0
     assert "Wrote 6 rows to table.csv." in result.out
     rows = read(Path("table.csv"))
     assert list(rows[0]) == COLUMNS + PROBABILITIES
     assert [row["path"] for row in rows] == [str(path) for path in pictures]
-    data = Run.open(trained).data
+    data = Run.open(digits_run).data
     inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), data.mean, data.std)
     torch.set_flush_denormal(True)
-    expected = package.predict(
-        package.load(trained), inputs, 7, generator=torch.Generator().manual_seed(3), route="weights"
-    )
+    expected = package.Predictor(package.load(digits_run), 7, seed=3)(inputs)
     assert [row["label"] for row in rows] == [str(label) for label in expected.label.tolist()]
     for name in COLUMNS[2:7]:
         assert [row[name] for row in rows] == pytest.approx(getattr(expected, name).tolist(), rel=1e-6, abs=1e-9)
@@ -61,7 +59,7 @@ def test_files_are_predicted_as_the_library_does_it(dubito, trained: Path, pictu
     torch.testing.assert_close(probs, expected.probs, rtol=1e-6, atol=1e-9)
 
 
-def test_folders_globs_and_files_give_the_same_rows(dubito, trained: Path, pictures: list[Path]) -> None:
+def test_folders_globs_and_files_give_the_same_rows(dubito, digits_run: Path, pictures: list[Path]) -> None:
     (pictures[0].parent / "notes.txt").write_text("no image")
     (pictures[0].parent / ".hidden.png").write_text("no image")
     arguments = {
@@ -72,13 +70,13 @@ def test_folders_globs_and_files_give_the_same_rows(dubito, trained: Path, pictu
     }
     tables = {}
     for name, images in arguments.items():
-        assert dubito("predict", trained, *images, "--out", f"{name}.csv").code == 0
+        assert dubito("predict", digits_run, *images, "--out", f"{name}.csv").code == 0
         tables[name] = [(Path(row["path"]).resolve(), row["confidence"]) for row in read(Path(f"{name}.csv"))]
     assert tables["files"] == tables["folder"] == tables["glob"] == tables["both"]
 
 
-def test_a_data_set_has_the_truth(dubito, trained: Path) -> None:
-    assert dubito("predict", trained, "digits", "--out", "table.csv", "--batch-size", 100).code == 0
+def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
+    assert dubito("predict", digits_run, "digits", "--out", "table.csv", "--batch-size", 100).code == 0
     rows = read(Path("table.csv"))
     test = load("digits", "test")
     assert [row["path"] for row in rows] == [f"digits/test/{index}" for index in range(len(test))]
@@ -87,21 +85,21 @@ def test_a_data_set_has_the_truth(dubito, trained: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".parquet"])
-def test_every_format_holds_the_same_rows(dubito, trained: Path, pictures: list[Path], suffix: str) -> None:
+def test_every_format_holds_the_same_rows(dubito, digits_run: Path, pictures: list[Path], suffix: str) -> None:
     broken = pictures[0].with_name('broken,"näme".png')
     broken.write_bytes(b"nonsense")
     tables = []
     for end in (".csv", suffix):
-        assert dubito("predict", trained, "pictures", "--out", f"new/table{end}").code == 0
+        assert dubito("predict", digits_run, "pictures", "--out", f"new/table{end}").code == 0
         tables.append(read(Path(f"new/table{end}")))
     assert tables[0] == tables[1]
     assert len(tables[0]) == 7
     assert [path.name for path in Path("new").iterdir() if path.name.startswith(".")] == []
 
 
-def test_an_unreadable_image_becomes_a_row_and_the_rest_goes_on(dubito, trained: Path, pictures: list[Path]) -> None:
+def test_an_unreadable_image_becomes_a_row_and_the_rest_goes_on(dubito, digits_run: Path, pictures: list[Path]) -> None:
     pictures[1].write_bytes(pictures[1].read_bytes()[:60])
-    result = dubito("predict", trained, *pictures, "missing.png", "--out", "table.jsonl")
+    result = dubito("predict", digits_run, *pictures, "missing.png", "--out", "table.jsonl")
     assert result.code == 0
     rows = read(Path("table.jsonl"))
     failed = [row for row in rows if row["error"]]
@@ -114,9 +112,9 @@ def test_an_unreadable_image_becomes_a_row_and_the_rest_goes_on(dubito, trained:
     assert "(unreadable)" in result.out
 
 
-def test_nothing_readable_is_an_error_but_still_a_table(dubito, trained: Path, tmp_path: Path) -> None:
+def test_nothing_readable_is_an_error_but_still_a_table(dubito, digits_run: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"nonsense")
-    result = dubito("predict", trained, "broken.png", "missing.png", "--out", "table.parquet")
+    result = dubito("predict", digits_run, "broken.png", "missing.png", "--out", "table.parquet")
     assert result.code == 1
     assert result.err.startswith("None of the 2 images could be read: broken.png cannot be read as an image")
     assert [row["path"] for row in read(Path("table.parquet"))] == ["broken.png", "missing.png"]
@@ -126,34 +124,51 @@ def test_nothing_readable_is_an_error_but_still_a_table(dubito, trained: Path, t
     ("images", "words"),
     [("*.png", "No image matches *.png"), ("empty", "empty holds no images"), ("mnits", "a data set's name (digits,")],
 )
-def test_no_images_is_an_error(dubito, trained: Path, tmp_path: Path, images: str, words: str) -> None:
+def test_no_images_is_an_error(dubito, digits_run: Path, tmp_path: Path, images: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
-    result = dubito("predict", trained, images)
+    result = dubito("predict", digits_run, images)
     assert result.code == 1
     assert words in result.err
 
 
-def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, trained: Path) -> None:
-    for name, descending in (("epistemic", True), ("mutual_information", True), ("confidence", False)):
-        result = dubito("predict", trained, "digits", "--sort", name, "--top", 4, "--out", "table.csv")
+def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, digits_run: Path) -> None:
+    for name, descending in (("epistemic", True), ("confidence", False)):
+        result = dubito("predict", digits_run, "digits", "--sort", name, "--top", 4, "--out", "table.csv")
         values = [row[name] for row in read(Path("table.csv"))]
         assert values == sorted(values, reverse=descending)
         assert len(values) == 359
         assert result.out.count("digits/test/") == 4
         assert result.err == "355 more rows; --top 0 shows all.\n"
-    assert dubito("predict", trained, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
+    assert dubito("predict", digits_run, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
 
 
-def test_the_seed_decides_the_numbers(dubito, trained: Path, pictures: list[Path]) -> None:
-    outputs = [dubito("predict", trained, "pictures", "--seed", seed).out for seed in (1, 1, 2)]
+def test_the_seed_decides_the_numbers(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    outputs = [dubito("predict", digits_run, "pictures", "--seed", seed).out for seed in (1, 1, 2)]
     assert outputs[0] == outputs[1] != outputs[2]
 
 
-def test_the_last_checkpoint_can_be_asked_for(dubito, trained: Path, pictures: list[Path]) -> None:
-    assert dubito("predict", trained, "pictures", "--checkpoint", "last").code == 0
+@pytest.mark.parametrize("method", ["weights", "local", "moments", "mean"])
+def test_every_method_is_that_of_the_library_whatever_the_batches(
+    dubito, digits_run: Path, pictures: list[Path], method: str
+) -> None:
+    for size in (1, 4, 100):
+        options = ("--method", method, "--samples", 3, "--batch-size", size, "--out", f"{size}.csv")
+        assert dubito("predict", digits_run, *pictures, *options).code == 0
+    run = Run.open(digits_run)
+    inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), run.data.mean, run.data.std)
+    expected = package.Predictor(run.load(), 3, method)(inputs)
+    for size in (1, 4, 100):
+        for name in ("confidence", "aleatoric", "epistemic"):
+            found = [row[name] for row in read(Path(f"{size}.csv"))]
+            assert found == pytest.approx(getattr(expected, name).tolist(), rel=1e-4, abs=1e-7), (size, name)
+    assert (expected.epistemic.max() > 0) == (method != "mean")
 
 
-def test_names_that_are_no_text_are_rows_of_their_own(dubito, trained: Path, pictures: list[Path]) -> None:
+def test_the_last_checkpoint_can_be_asked_for(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    assert dubito("predict", digits_run, "pictures", "--checkpoint", "last").code == 0
+
+
+def test_names_that_are_no_text_are_rows_of_their_own(dubito, digits_run: Path, pictures: list[Path]) -> None:
     folder = pictures[0].parent / "odd"
     folder.mkdir()
     for name in (b"\xff.png", b"\xfe.png"):
@@ -161,30 +176,30 @@ def test_names_that_are_no_text_are_rows_of_their_own(dubito, trained: Path, pic
             (folder / os.fsdecode(name)).write_bytes(pictures[0].read_bytes())
         except OSError:
             pytest.skip("this file system takes only text as a name")
-    assert dubito("predict", trained, folder).out.count(".png") == 2
+    assert dubito("predict", digits_run, folder).out.count(".png") == 2
 
 
-def test_a_seed_that_no_generator_takes_is_refused(dubito, trained: Path) -> None:
-    result = dubito("predict", trained, "digits", "--seed", 10**20)
+def test_a_seed_that_no_generator_takes_is_refused(dubito, digits_run: Path) -> None:
+    result = dubito("predict", digits_run, "digits", "--seed", 10**20)
     assert result.code != 0
     assert "--seed is 100000000000000000000, but must be at most" in result.err
 
 
-def test_an_unknown_device_is_refused(dubito, trained: Path) -> None:
-    result = dubito("predict", trained, "digits", "--device", "abacus")
+def test_an_unknown_device_is_refused(dubito, digits_run: Path) -> None:
+    result = dubito("predict", digits_run, "digits", "--device", "abacus")
     assert result.code == 1
     assert "--device is 'abacus'" in result.err
 
 
 def test_a_narrow_terminal_cuts_nothing_off(
-    dubito, trained: Path, tmp_path: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+    dubito, digits_run: Path, tmp_path: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 90)
     pictures[0].parent.rename(long)
     monkeypatch.setenv("FORCE_COLOR", "1")
     for width in (80, 60):
         monkeypatch.setenv("COLUMNS", str(width))
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", dubito("predict", trained, long.name).out).splitlines()
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", dubito("predict", digits_run, long.name).out).splitlines()
         assert all(len(line) <= width for line in lines)
         assert "".join(line.split()[0] for line in lines if "x" in line).count("x") == 6 * 90
 

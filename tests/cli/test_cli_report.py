@@ -8,9 +8,9 @@ import pytest
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(digits_run: Path, tmp_path: Path) -> Path:
     """A run of its own: a report writes into it."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    return Path(shutil.copytree(digits_run, tmp_path / "run"))
 
 
 def test_a_run_is_evaluated_and_reported(dubito, run: Path, tmp_path: Path) -> None:

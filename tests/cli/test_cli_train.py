@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dubito.cli.train import _names, _warmup
@@ -55,16 +56,16 @@ def test_a_run_without_a_name_gets_a_free_one(dubito, tmp_path: Path) -> None:
     assert [str(next(names)) for _ in range(3)] == [f"runs/flowers-vgg16-vi-2{end}" for end in ("", "-2", "-3")]
 
 
-def test_resuming_a_finished_run_says_so(dubito, trained: Path) -> None:
-    before = (trained / "last.safetensors").read_bytes()
-    result = dubito("train", "--resume", trained)
+def test_resuming_a_finished_run_says_so(dubito, digits_run: Path) -> None:
+    before = (digits_run / "last.safetensors").read_bytes()
+    result = dubito("train", "--resume", digits_run)
     assert result.code == 0
-    assert "is finished: all of its 2 epochs are done" in result.out
-    assert (trained / "last.safetensors").read_bytes() == before
+    assert "is finished: all of its 5 epochs are done" in result.out
+    assert (digits_run / "last.safetensors").read_bytes() == before
 
 
 def test_ctrl_c_stops_with_a_checkpoint_from_which_resume_goes_on(dubito, tmp_path: Path) -> None:
-    arguments = ["train", "--epochs", "6", "--samples", "3", "--out", "stopped", *QUICK]
+    arguments = ["train", "--epochs", "8", "--inference", "frequentist", "--out", "stopped"]
     with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
@@ -77,11 +78,11 @@ def test_ctrl_c_stops_with_a_checkpoint_from_which_resume_goes_on(dubito, tmp_pa
     assert process.returncode == 130
     assert "Continue with: dubito train --resume stopped" in error
     assert error.count("\n") == 1
-    assert len(run_of(tmp_path / "stopped").metrics()) < 6
+    assert len(run_of(tmp_path / "stopped").metrics()) < 8
     result = dubito("train", "--resume", "stopped")
     assert result.code == 0
     assert "Resuming stopped: lenet5 on digits," in result.out
-    assert [row["epoch"] for row in run_of(tmp_path / "stopped").metrics()] == [1, 2, 3, 4, 5, 6]
+    assert [row["epoch"] for row in run_of(tmp_path / "stopped").metrics()] == list(range(1, 9))
 
 
 def test_a_second_ctrl_c_still_says_how_to_go_on(dubito, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,17 +97,19 @@ def test_a_second_ctrl_c_still_says_how_to_go_on(dubito, monkeypatch: pytest.Mon
     assert "dubito train --resume 'my runs/first'" in result.err
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_run_and_only_one_of_them_talks(tmp_path: Path) -> None:
+    np.savez("few.npz", images=np.zeros((80, 32, 32), dtype=np.uint8), labels=np.arange(80) % 2)
     program = Path(sys.executable).with_name("dubito")
-    arguments = ["train", "--data", "digits", "--devices", "2", "--epochs", "1", *QUICK]
+    arguments = ["train", "--data", "few.npz", "--devices", "2", "--epochs", "1", *QUICK]
     done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120
+        [program, *arguments], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Training a Bayesian lenet5") == 1
-    assert done.stdout.count("The run is in runs/digits-lenet5-vi-0.") == 1
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-lenet5-vi-0"]
-    assert len(run_of(tmp_path / "runs/digits-lenet5-vi-0").metrics()) == 1
+    assert done.stdout.count("The run is in runs/few-lenet5-vi-0.") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["few-lenet5-vi-0"]
+    assert len(run_of(tmp_path / "runs/few-lenet5-vi-0").metrics()) == 1
 
 
 def test_a_machine_that_waits_for_others_says_so(dubito, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dubito.data import Augmentation, Batches, crop_and_flip, normalize
+from dubito.data import Augmentation, Batches, add_pixel_noise, crop_and_flip, normalize
 from dubito.errors import DataError, OptionError, ShapeError
 
 IMAGES = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -69,6 +69,8 @@ def test_normalisation_is_exact() -> None:
         assert torch.allclose(images.double(), expected, atol=tolerance)
         assert torch.equal(images, normalize(IMAGES, mean, std, dtype))
         assert torch.equal(labels, LABELS)
+        pixels = IMAGES.to(torch.float64) / 255
+        assert torch.allclose(normalize(pixels, mean, std, dtype).double(), expected, atol=tolerance)
     plain, _ = next(iter(Batches(IMAGES, LABELS, 50)))
     assert torch.equal(plain, IMAGES.float().div(255))
 
@@ -214,3 +216,20 @@ def test_batches_are_made_on_the_device_that_is_asked_for() -> None:
     batches = Batches(IMAGES, LABELS, 8, shuffle=True, mean=[0.5] * 3, std=[0.5] * 3, device="meta")
     images, labels = next(iter(batches))
     assert images.device.type == labels.device.type == "meta"
+
+
+def test_pixel_noise_has_its_standard_deviation_and_is_the_same_at_every_level() -> None:
+    """The noise is added to pixels in [0, 1], so normalised by the same standard deviation as they are."""
+    images = torch.full((16, 3, 32, 32), 51, dtype=torch.uint8)  # 0.2
+    noisy = {gamma: add_pixel_noise(images, gamma, torch.Generator().manual_seed(3)) for gamma in (0.0, 0.1, 0.3)}
+    assert torch.equal(noisy[0.0], images / 255)
+    torch.testing.assert_close(noisy[0.3] - 0.2, 3 * (noisy[0.1] - 0.2), atol=1e-6, rtol=0)
+    count = images.numel()
+    error = 5 * 0.3 / (2 * count) ** 0.5  # five standard errors of a standard deviation
+    assert abs(noisy[0.3].std().item() - 0.3) < error
+    assert noisy[0.3].min() < 0  # nothing is clipped
+    from_floats = add_pixel_noise(images / 255, 0.3, torch.Generator().manual_seed(3))
+    assert torch.equal(noisy[0.3], from_floats)
+    prepared = normalize(noisy[0.3], [0.2] * 3, [0.1, 0.2, 0.4])
+    spread = prepared.std((0, 2, 3))
+    torch.testing.assert_close(spread, torch.tensor([3.0, 1.5, 0.75]), rtol=5 * (2 * count / 3) ** -0.5, atol=0)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from data_files import cifar_records, idx, write_cifar, write_gzip, write_mnist
+from PIL import Image
 
-from dubito.data import load
+from dubito.data import load, open_dataset, read_image, statistics
 from dubito.data.formats import read_cifar, read_class_names, read_idx_images, read_idx_labels
 from dubito.data.registry import DatasetInfo
 from dubito.errors import DataError
@@ -124,6 +125,21 @@ def test_mnist_is_padded_with_black_to_32(tmp_path: Path) -> None:
         assert torch.equal(data.images[:, 0, 2:30, 2:30].long(), original)
         assert int(data.images.long().sum()) == int(original.sum())
         assert data.labels.tolist() == arrays[f"{prefix}-labels-idx1-ubyte.gz"].tolist()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_known_data_at_another_size_is_as_an_image_file_would_be(tmp_path: Path) -> None:
+    """Resized between black frames that grow with the image, and normalised by statistics of its own."""
+    arrays = write_mnist(tmp_path)
+    source = open_dataset("mnist", mirror=tmp_path, size=48)
+    data = source.train()
+    assert (source.padding, data.images.shape[1:]) == (3, (1, 48, 48))
+    file = tmp_path / "first.png"
+    Image.fromarray(arrays["train-images-idx3-ubyte.gz"][0].astype(np.uint8)).save(file)
+    assert torch.equal(data.images[0], read_image(file, 1, size=48, padding=source.padding))
+    assert (data.mean, data.std) == statistics(data.images) == source.statistics
+    test = source.test()
+    assert (test.mean, test.std) == (data.mean, data.std)
 
 
 def test_cifar_splits_are_the_official_files_in_order(tmp_path: Path, tiny: dict[str, DatasetInfo]) -> None:

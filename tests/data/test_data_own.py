@@ -98,6 +98,19 @@ def test_other_sizes_are_resized(tmp_path: Path) -> None:
     data = load(tmp_path, "train")
     assert data.images.shape == (2, 3, 32, 32)
     assert set(data.images.unique().tolist()) == {7}
+    assert load(tmp_path, "train", size=12).images.shape == (2, 3, 12, 12)
+
+
+def test_every_kind_of_own_data_comes_in_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    class_folders(tmp_path / "folder", {"a": 5, "b": 5}, gray=True)
+    np.savez(tmp_path / "own.npz", images=np.zeros((10, 32, 32), np.uint8), labels=LABELS)
+    for path in (tmp_path / "folder", tmp_path / "own.npz"):
+        source = open_dataset(path, size=48)
+        assert source.size == source.train().size == 48
+        assert source.test().images.shape[1:] == (1, 48, 48)
+    for size in (0, -1, 10**6):
+        with pytest.raises(OptionError, match="size is"):
+            open_dataset(tmp_path / "own.npz", size=size)
 
 
 def test_folders_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dubito.data import DATASETS, IMAGE_SIZE, load, open_dataset, split_validation, statistics
+from dubito.data import DATASETS, load, open_dataset, split_validation, statistics
 from dubito.errors import DataError, OptionError
 
 
@@ -70,7 +70,7 @@ def test_digits_are_stratified_seeded_and_as_the_table_says() -> None:
     train, test = source.train(), source.test()
     info = DATASETS["digits"]
     assert (len(train), len(test)) == (info.train_count, info.test_count)
-    assert train.images.shape[1:] == (1, IMAGE_SIZE, IMAGE_SIZE)
+    assert train.images.shape[1:] == (1, info.size, info.size)
     assert int(train.images.max()) == 255
     assert (train.mean, train.std) == statistics(train.images)
     share = torch.bincount(test.labels).double() / torch.bincount(torch.cat([train.labels, test.labels]))

@@ -28,17 +28,9 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one epoch on digits, for tests that only read it."""
-    folder = tmp_path_factory.mktemp("export") / "digits"
-    assert cli.run(["train", "--epochs", "1", "--validation-samples", "1", "--out", str(folder)]) == 0
-    return folder
-
-
-@pytest.fixture(scope="session")
-def digits_onnx(digits_run: Path) -> Path:
-    """That run's network, exported as the command does by default."""
-    file = digits_run.parent / "digits.onnx"
+def digits_onnx(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network of a run, exported as the command does by default."""
+    file = tmp_path_factory.mktemp("export") / "digits.onnx"
     assert cli.run(["export", str(digits_run), "--out", str(file)]) == 0
     return file
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -14,13 +16,14 @@ from torch import nn
 
 import dubito
 from dubito.data import load, normalize
-from dubito.errors import OptionError
-from dubito.export import OUTPUTS, OnnxModel, export
-from dubito.export.graph import make_graph
+from dubito.errors import OptionError, RunError, ShapeError
+from dubito.export import OUTPUTS, Description, OnnxModel, What, export
+from dubito.export.formats import _require_same
+from dubito.export.graph import METHODS, make_graph
 from dubito.prediction import Prediction
 from dubito.runs.run import DataDescription, Run
 
-COUNTS = (1, 2, 5, 33)
+COUNTS = (1, 2, 33)
 FIELDS = tuple(OUTPUTS.values())
 
 
@@ -29,23 +32,29 @@ def assert_same(found: Prediction, expected: Prediction, atol: float = 1e-5) -> 
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=atol, msg=name)
 
 
-def assert_same_on_average(found: list[Prediction], expected: list[Prediction]) -> None:
-    """The means of every field differ by less than 5 standard errors of their difference."""
-    for name in ("probs", "aleatoric_per_class", "epistemic_per_class", "mutual_information"):
-        a, b = (torch.stack([getattr(p, name) for p in parts]).double() for parts in (found, expected))
-        error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
-        assert error.max() < 0.2 * b.mean(0).abs().max(), name  # else this could not fail
-        assert ((a.mean(0) - b.mean(0)).abs() <= 5 * error).all(), name
-
-
-def test_moments_of_a_run_are_those_of_its_network(digits_run: Path, digits_onnx: Path) -> None:
+def test_draws_of_a_run_are_those_of_its_predictor(digits_run: Path, digits_onnx: Path) -> None:
     run, pictures = Run.open(digits_run), load("digits", "test").images
-    model = OnnxModel(digits_onnx)
+    model, predictor = OnnxModel(digits_onnx), dubito.Predictor(run.load())
     for count in (1, 3, 64):
-        inputs = normalize(pictures[:count], run.data.mean, run.data.std)
-        found, expected = model.predict(pictures[:count]), dubito.predict(run.load(), inputs, method="moments")
+        found = model.predict(pictures[:count])
+        expected = predictor(normalize(pictures[:count], run.data.mean, run.data.std))
         assert_same(found, expected)
         torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-2, atol=1e-9)
+    assert found.samples == expected.samples == 10
+    assert expected.epistemic.min() > 0
+
+
+@pytest.mark.parametrize("what", ["draws", "moments", "mean"])
+@pytest.mark.parametrize("head", ["softplus", "softmax", "kendall_gal"])
+def test_graph_gives_what_the_predictor_gives(tiny, data, images, what: str, head: str) -> None:
+    network = tiny(head=head)
+    predictor = dubito.Predictor(network, 4 if what == "draws" else 1, METHODS[What(what)])
+    graph = make_graph(network, data, what, 4)
+    for count in COUNTS:
+        expected = predictor(normalize(images(count), data.mean, data.std))
+        for name, tensor in zip(FIELDS, graph(images(count)), strict=True):
+            torch.testing.assert_close(tensor, getattr(expected, name), rtol=1e-4, atol=1e-6, msg=name)
+    assert (float(expected.epistemic.max()) > 0) == (what != "mean")
 
 
 @pytest.mark.parametrize(
@@ -53,65 +62,50 @@ def test_moments_of_a_run_are_those_of_its_network(digits_run: Path, digits_onnx
     [{"parameterization": "alpha"}, {"bayesian_bias": False}, {"prior": "mixture"}, {"inference": "dropout"}],
     ids=str,
 )
-def test_graph_of_every_kind_of_network_gives_its_moments(images, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("what", ["draws", "moments"])
+def test_graph_of_every_kind_of_network_gives_its_prediction(images, options: dict[str, Any], what: str) -> None:
     torch.manual_seed(0)
-    network = dubito.models.build("lenet5", 3, **options).eval()
+    network = dubito.models.build("lenet5", 3, 1, **options).eval()
     data = DataDescription("three", 1, ("ant", "bee", "cat"), (0.3,), (0.4,), padding=0, num_data=100)
-    found = make_graph(network, data, "moments", 1)(images(5))
-    expected = dubito.predict(network, normalize(images(5), data.mean, data.std), method="moments")
+    found = make_graph(network, data, what, 3)(images(5))
+    predictor = dubito.Predictor(network, 3, METHODS[What(what)])
+    expected = predictor(normalize(images(5), data.mean, data.std))
     assert expected.epistemic.min() > 0
     for name, tensor in zip(FIELDS, found, strict=True):
         torch.testing.assert_close(tensor, getattr(expected, name), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("head", ["softmax", "kendall_gal"])
-def test_mean_is_the_network_of_posterior_means(tiny, data, images, head: str) -> None:
-    network = tiny(head=head)
-    model = OnnxModel(export(network, data, what="mean"))
+@pytest.mark.parametrize("what", ["draws", pytest.param("moments", marks=pytest.mark.slow), "mean"])
+def test_onnx_file_gives_what_the_predictor_gives(tiny, data, images, what: str) -> None:
+    network = tiny()
+    model = OnnxModel(export(network, data, what=what, samples=4))
+    assert model.description.samples == (4 if what == "draws" else None)
+    predictor = dubito.Predictor(network, 4 if what == "draws" else 1, METHODS[What(what)])
     for count in COUNTS:
         found = model.predict(images(count))
         assert_same(found, model.predict(images(count)), atol=0)
-        assert found.epistemic_per_class.eq(0).all()
-        if head != "kendall_gal":
-            inputs = normalize(images(count), data.mean, data.std)
-            assert_same(found, dubito.predict(network, inputs, 1, estimator="mean"))
-            torch.testing.assert_close(found.aleatoric_per_class, found.probs * (1 - found.probs))
+        assert_same(found, predictor(normalize(images(count), data.mean, data.std)))
 
 
-def test_draws_agree_with_draws_of_the_weights_on_average(tiny, data, images) -> None:
-    network, inputs = tiny(), normalize(images(5), data.mean, data.std)
-    content = export(network, data, what="draws", samples=4)
-    model, same, other = (OnnxModel(content, seed) for seed in (0, 0, 1))
-    generator = torch.Generator().manual_seed(0)
-    expected = [dubito.predict(network, inputs, 4, generator=generator, route="weights") for _ in range(400)]
-    found = [model.predict(images(5)) for _ in range(400)]
-    assert_same_on_average(found, expected)
-    assert found[0].samples == 4
-    assert found[0].probs.equal(same.predict(images(5)).probs)
-    assert not found[0].probs.equal(other.predict(images(5)).probs)
-
-
-def test_draws_of_dropout_agree_on_average(tiny, data, images) -> None:
+def test_onnx_file_of_dropout_holds_its_masks(tiny, data, images) -> None:
     network = tiny(nn.Dropout(0.3), bayesian=False)
     network.draws_dropout = True
-    inputs = normalize(images(2), data.mean, data.std)
-    model = OnnxModel(export(network, data, samples=3), seed=0)
+    model = OnnxModel(export(network, data, samples=3))
     assert model.description.what == "draws"
-    generator = torch.Generator().manual_seed(0)
-    expected = [dubito.predict(network, inputs, 3, generator=generator) for _ in range(200)]
-    assert_same_on_average([model.predict(images(2)) for _ in range(200)], expected)
+    found = model.predict(images(5))
+    assert_same(found, dubito.Predictor(network, 3)(normalize(images(5), data.mean, data.std)))
+    assert found.epistemic.min() > 0
 
 
-@pytest.mark.parametrize(("what", "head"), [("moments", "kendall_gal"), ("mean", "softplus")])
-def test_torch_file_needs_torch_alone(tiny, data, images, what: str, head: str) -> None:
-    network = tiny(head=head)
-    extra = {"dubito.json": ""}
-    program = torch.export.load(io.BytesIO(export(network, data, "torch", what)), extra_files=extra).module()
-    assert json.loads(extra["dubito.json"])["data"]["class_names"] == list(data.class_names)
-    options = {"method": "moments"} if what == "moments" else {"samples": 1, "estimator": "mean"}
+def test_torch_file_needs_torch_alone(tiny, data, images) -> None:
+    network, extra = tiny(), {"dubito.json": ""}
+    program = torch.export.load(io.BytesIO(export(network, data, "torch", samples=3)), extra_files=extra).module()
+    facts = json.loads(extra["dubito.json"])
+    assert facts["data"]["class_names"] == list(data.class_names)
+    assert (facts["what"], facts["samples"]) == ("draws", 3)
+    predictor = dubito.Predictor(network, 3)
     for count in COUNTS:
-        inputs = normalize(images(count), data.mean, data.std)
-        expected = dubito.predict(network, inputs, **options)
+        expected = predictor(normalize(images(count), data.mean, data.std))
         for name, tensor in zip(FIELDS, program(images(count)), strict=True):
             torch.testing.assert_close(tensor, getattr(expected, name), rtol=0, atol=1e-5)
 
@@ -124,15 +118,25 @@ def test_file_is_one_valid_model_that_says_what_it_is(digits_run: Path, digits_o
     assert [value.name for value in model.graph.output] == list(OUTPUTS)
     facts = json.loads({entry.key: entry.value for entry in model.metadata_props}["dubito"])
     data = Run.open(digits_run).data
-    assert facts["what"] == "moments"
+    assert (facts["what"], facts["samples"]) == ("draws", 10)
     assert facts["head"] == "softplus"
-    assert facts["size"] == 32
-    for name in ("class_names", "mean", "std"):
-        assert tuple(facts["data"][name]) == getattr(data, name)
-    assert (facts["data"]["channels"], facts["data"]["padding"]) == (data.channels, data.padding)
-    assert b".py" not in content  # where the source is, is nobody's business
-    # means and deviations of 62,000 weights in four bytes each, and the operations
-    assert len(content) < 2 * 4 * 62_000 + 250_000
+    assert DataDescription.of(facts["data"]) == data
+    assert b".py" not in content  # no paths of the source code
+    # 62,000 weights of ten draws in four bytes each, and the operations
+    assert len(content) < 10 * 4 * 62_000 + 250_000
+
+
+def test_a_file_that_is_too_large_for_onnx_is_refused(tiny, data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubito.export.formats.LARGEST", 1000)
+    with pytest.raises(OptionError, match="an ONNX file holds at most 2 GB: give fewer samples, or what='moments'"):
+        export(tiny(), data, samples=50)
+
+
+def test_a_file_that_disagrees_with_the_predictor_is_not_written(tiny, data) -> None:
+    graph, other = make_graph(tiny(), data, "mean", 1), make_graph(tiny(std=1.0), data, "draws", 2)
+    wrong = SimpleNamespace(predict=lambda images: other.predictor(other.prepare(images)))
+    with pytest.raises(RunError, match="The ONNX model was not written: its probs differs from the network's by"):
+        _require_same(graph, wrong, Description(What.MEAN, "softplus", data))
 
 
 def test_network_stays_as_it_was(tiny, data, images) -> None:
@@ -196,14 +200,9 @@ def test_dropout_that_is_shared_is_drawn_under_all_its_names(data, images) -> No
     size = images(1)[0].numel()
     layers = [nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), drop, nn.Linear(32, 32), nn.ReLU(), drop, nn.Linear(32, 3)]
     network = dubito.mc_dropout(nn.Sequential(*layers), head="softmax").eval()
-    graph = make_graph(network, data, "draws", 200)
-    inputs = normalize(images(3), data.mean, data.std)
-    torch.manual_seed(1)
-    many = torch.stack([dict(zip(FIELDS, graph(images(3)), strict=True))["epistemic"] for _ in range(5)])
-    generators = [torch.Generator().manual_seed(seed) for seed in range(5)]
-    expected = torch.stack([dubito.predict(network, inputs, 200, generator=g).epistemic for g in generators])
-    error = (many.var(0) / 5 + expected.var(0) / 5).sqrt()
-    assert ((many.mean(0) - expected.mean(0)).abs() <= 6 * error).all()
+    found = dict(zip(FIELDS, make_graph(network, data, "draws", 20)(images(3)), strict=True))
+    expected = dubito.Predictor(network, 20)(normalize(images(3), data.mean, data.std))
+    torch.testing.assert_close(found["epistemic"], expected.epistemic, rtol=1e-4, atol=1e-7)
 
 
 def test_draws_of_tied_weights_are_the_same_in_all_places(data, images) -> None:
@@ -222,18 +221,28 @@ def test_draws_of_tied_weights_are_the_same_in_all_places(data, images) -> None:
     assert dict(zip(FIELDS, graph(images(3)), strict=True))["epistemic"].max() < 1e-9
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_as_many_classes_as_names(tiny, images, format: str) -> None:
+def test_as_many_classes_as_names(tiny) -> None:
     data = DataDescription("two", 1, ("ant", "bee"), (0.3,), (0.4,), padding=0, num_data=100)
-    with pytest.raises(OptionError, match="3 classes apart, but its data's description names 2"):
-        export(tiny(), data, format)
+    for format in ("onnx", "torch"):
+        with pytest.raises(OptionError, match="3 classes apart, but its data's description names 2"):
+            export(tiny(), data, format, samples=1)
 
 
-@pytest.mark.parametrize("what", ["mean", "moments"])
+@pytest.mark.parametrize("what", ["draws", "moments", "mean"])
 def test_networks_of_double_precision_are_exported(tiny, data, images, what: str) -> None:
     network = tiny().double()
     inputs = normalize(images(3), data.mean, data.std).double()
-    found = make_graph(network, data, what, 1)(images(3))
-    options = {"method": "moments"} if what == "moments" else {"estimator": "mean"}
-    expected = dubito.predict(network, inputs, **options)
+    found = make_graph(network, data, what, 2)(images(3))
+    expected = dubito.Predictor(network, 2, METHODS[What(what)])(inputs)
     torch.testing.assert_close(found[0], expected.probs.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_images_of_another_size_are_exported(data, images) -> None:
+    torch.manual_seed(0)
+    network = dubito.attach_head(dubito.to_bayesian(nn.Sequential(nn.Flatten(), nn.Linear(48 * 48, 3))), "softmax")
+    model = OnnxModel(export(network, dataclasses.replace(data, size=48), samples=2))
+    pictures = torch.randint(256, (3, 1, 48, 48), dtype=torch.uint8)
+    expected = dubito.Predictor(network, 2)(normalize(pictures, data.mean, data.std))
+    assert_same(model.predict(pictures), expected)
+    with pytest.raises(ShapeError, match=r"but must be torch.uint8 \(N, 1, 48, 48\)"):
+        model.predict(images(1))

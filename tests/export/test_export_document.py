@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -39,14 +38,3 @@ def test_every_command_and_flag_exists() -> None:
 
 def test_every_output_and_way_is_explained() -> None:
     assert all(f"`{name}`" in DOCUMENT for name in (*OUTPUTS, *(what.value for what in What)))
-
-
-def test_table_is_that_of_the_results() -> None:
-    rows = json.loads((ROOT / "results" / "export" / "export.json").read_text())
-    expected = [
-        f"| `{one['run']}` | {one['what']} | {one['bytes'] / 1e6:.2f} MB | {one['ratio']:.2f} | {many['ratio']:.2f} |"
-        for one, many in zip(rows[::2], rows[1::2], strict=True)
-    ]
-    table = DOCUMENT.split("| run | export | file | 1 image | 128 images |")[1].split("\n\n")[0].splitlines()[2:]
-    assert table == expected
-    assert [row["images"] for row in rows[:2]] == [1, 128]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dubito import cli
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -28,7 +27,7 @@ class Served:
 
     @property
     def client(self) -> Any:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=300, trust_env=False)
 
     def predict(self, *images: bytes, **options: Any) -> Any:
         """The answer to a form with these images."""
@@ -64,20 +63,21 @@ def serving(run: Path, *options: object, environment: dict[str, str] | None = No
             served.printed.append(line)
             if " at http://" in line:
                 served.url = line.rpartition(" at ")[2].strip().replace("0.0.0.0", "127.0.0.1")
+            if "Ctrl-C stops" in line:  # the last line before it waits for requests
                 ready.set()
         ready.set()
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        ready.wait(60)
+        ready.wait()
         assert served.url, served.log()
         yield served
     finally:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -85,25 +85,23 @@ def serving(run: Path, *options: object, environment: dict[str, str] | None = No
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two epochs on digits, for tests that only read it."""
-    folder = tmp_path_factory.mktemp("serving") / "digits"
-    assert cli.run(["train", "--epochs", "2", "--validation-samples", "1", "--out", str(folder)]) == 0
-    return folder
+def served_run(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the trained run, as servers write their validation statistics into it."""
+    return Path(shutil.copytree(digits_run, tmp_path_factory.mktemp("serving") / "digits"))
 
 
 @pytest.fixture(scope="session")
-def server(digits_run: Path) -> Iterator[Served]:
+def server(served_run: Path) -> Iterator[Served]:
     """One server for all tests that leave it as it was."""
-    with serving(digits_run) as served:
+    with serving(served_run) as served:
         yield served
 
 
 @pytest.fixture(scope="session")
-def start(digits_run: Path) -> Callable[..., Any]:
+def start(served_run: Path) -> Callable[..., Any]:
     """Starts another server of the same run, or of another one, with options."""
 
-    def begin(*options: object, run: Path = digits_run, **settings: Any) -> Any:
+    def begin(*options: object, run: Path = served_run, **settings: Any) -> Any:
         return serving(run, *options, **settings)
 
     return begin

@@ -57,14 +57,14 @@ def test_a_network_that_never_doubts_is_not_always_unusual() -> None:
 
 def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
     usual = validation(aleatoric=torch.arange(50.0), epistemic=torch.arange(50.0))
-    assert "Neither doubt is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
-    assert "cannot say" in verdict(usual, 1.0, 0.0)["sentence"]
+    assert "Neither uncertainty is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
+    assert "cannot tell" in verdict(usual, 1.0, 0.0)["sentence"]
     levels = [verdict(usual, *pair)["level"] for pair in ((1.0, 1.0), (60.0, 1.0), (1.0, 60.0), (60.0, 60.0))]
     assert levels == ["sure", "ambiguous", "unfamiliar", "both"]
     assert verdict(None, 1.0, 1.0)["level"] == "unknown"
 
 
-def test_validation_is_predicted_once_and_made_anew_for_other_weights(digits_run, tmp_path, monkeypatch) -> None:
+def test_validation_is_predicted_once_and_made_anew_for_other_weights(served_run, tmp_path, monkeypatch) -> None:
     import shutil
 
     from dubito.runs.run import Run
@@ -72,38 +72,35 @@ def test_validation_is_predicted_once_and_made_anew_for_other_weights(digits_run
     from dubito.serving.model import ServedModel
 
     folder = tmp_path / "copy"
-    shutil.copytree(digits_run, folder, ignore=shutil.ignore_patterns("validation*"))
+    shutil.copytree(served_run, folder, ignore=shutil.ignore_patterns("validation*"))
     model = ServedModel(Run.open(folder), samples=2)
     calls: list[int] = []
     predict = module._predict
     monkeypatch.setattr(module, "_predict", lambda *given: calls.append(1) or predict(*given))
     monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache"))
-    first, second = (find_validation(model, "sample", 50) for _ in range(2))
+    first, second = (find_validation(model, "weights", 50) for _ in range(2))
     assert len(calls) == 1
     assert len(first) == 50
     assert torch.equal(first.probs, second.probs)
     assert torch.equal(first.examples, second.examples)
     shutil.copy(folder / "last.safetensors", folder / "best.safetensors")  # other bytes
-    find_validation(ServedModel(Run.open(folder), samples=2), "sample", 50)
+    find_validation(ServedModel(Run.open(folder), samples=2), "weights", 50)
     assert len(calls) == 2
-    (folder / "validation-sample.safetensors").write_bytes(b"damaged")
-    find_validation(ServedModel(Run.open(folder), samples=2), "sample", 50)
+    (folder / "validation-weights.safetensors").write_bytes(b"damaged")
+    find_validation(ServedModel(Run.open(folder), samples=2), "weights", 50)
     assert len(calls) == 3
 
 
-def test_conformal_sets_hold_the_truth_as_often_as_asked(digits_run) -> None:
+def test_conformal_sets_hold_the_truth_as_often_as_asked(served_run) -> None:
     """On the 359 test digits, within 5 standard errors of test and calibration together."""
-    import dubito
     from dubito.data import load
     from dubito.runs.run import Run
     from dubito.serving.model import ServedModel
 
-    model = ServedModel(Run.open(digits_run))
-    usual = find_validation(model, "sample")
+    model = ServedModel(Run.open(served_run))
+    usual = find_validation(model, "weights")
     test = load("digits", "test")
-    probs = dubito.predict(
-        model.network, model.prepare_bytes(test.images), generator=torch.Generator().manual_seed(0)
-    ).probs
+    probs = model.predictors("weights", model.samples)(model.prepare_bytes(test.images)).probs
     sets = usual.conformal(0.8).sets(probs)
     covered = float(sets.gather(1, test.labels.unsqueeze(1)).double().mean())
     assert covered > 0.8 - 5 * math.sqrt(0.8 * 0.2 * (1 / 359 + 1 / 144))

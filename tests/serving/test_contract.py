@@ -5,27 +5,32 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 
 import pytest
 import torch
 from PIL import Image
 
-from dubito import cli
-from dubito.runs.run import Run
+from dubito.runs.config import configure
+from dubito.runs.run import NETWORK, Run
+from dubito.serving.answer import predictions
+from dubito.serving.batching import Job
+from dubito.serving.model import ServedModel
 from dubito.serving.refusal import REFUSALS
+from dubito.serving.request import Options
 
 
-def test_model_tells_what_is_served(server, digits_run) -> None:
+def test_model_tells_what_is_served(server, served_run) -> None:
     with server.client as client:
         model = client.get("/model").json()
-    run = Run.open(digits_run)
+    run = Run.open(served_run)
     assert model["name"] == "digits"
     assert (model["model"], model["inference"], model["data"]) == ("lenet5", "vi", "digits")
     assert model["class_names"] == list(run.data.class_names)
     assert (model["channels"], model["size"], model["head"], model["parameters"]) == (1, 32, "softplus", 61706)
     assert (model["samples"], model["max_images"], model["max_samples"]) == (10, 64, 1000)
-    assert model["method"] in model["methods"]
-    assert "sample" in model["methods"]
+    assert model["method"] == "weights"
+    assert model["methods"] == ["weights", "local", "moments", "mean"]
     assert model["draw"] is True
     assert model["api_key"] is False
     assert set(model["validations"]) == set(model["methods"])
@@ -63,10 +68,10 @@ def test_form_and_json_ask_for_the_same(server, digit_images) -> None:
 
 def test_an_answer_is_whole_and_consistent(server, digit_images) -> None:
     response = server.predict(
-        *digit_images[:3], samples=9, per_class=True, conformal=0.9, draws=True, preview=True, method="sample"
+        *digit_images[:3], samples=9, per_class=True, conformal=0.9, draws=True, preview=True, method="weights"
     )
     answer = response.json()
-    assert (answer["model"], answer["method"], answer["samples"]) == ("digits", "sample", 9)
+    assert (answer["model"], answer["method"], answer["samples"]) == ("digits", "weights", 9)
     assert len(answer["predictions"]) == 3
     names = [str(digit) for digit in range(10)]
     for prediction in answer["predictions"]:
@@ -136,25 +141,29 @@ def test_predictions_are_right_about_as_often_as_in_validation(server, digit_ima
     assert abs(right / 64 - accuracy) < 5 * max(error, 0.02)
 
 
-def test_a_seed_repeats_the_answer_and_none_draws_anew(server, digit_images) -> None:
-    options = {"method": "sample"}
-    first, second, other = (server.predict(digit_images[0], seed=seed, **options).json() for seed in (5, 5, 6))
-    assert first == second
+def test_an_answer_repeats_and_another_seed_draws_anew(server, digit_images) -> None:
+    first, second, zero, other = (
+        server.predict(digit_images[0], **o).json() for o in ({}, {}, {"seed": 0}, {"seed": 6})
+    )
+    assert first == second == zero
     assert first != other
-    free = [server.predict(digit_images[0], **options).json()["predictions"][0]["probabilities"] for _ in range(3)]
-    assert free[0] != free[1] != free[2]
 
 
-def test_moments_give_the_same_answer_every_time_and_agree_with_draws(server, digit_images) -> None:
-    first, second = (server.predict(*digit_images[:8], method="moments", per_class=True).json() for _ in range(2))
-    assert (first["method"], first["samples"]) == ("moments", None)
-    assert first == second
-    drawn = server.predict(*digit_images[:8], method="sample", samples=400, seed=0).json()
-    for prediction, other in zip(first["predictions"], drawn["predictions"], strict=True):
-        assert prediction["confidence"] == pytest.approx(other["probabilities"][prediction["label"]], abs=0.1)
-    refused = server.predict(digit_images[0], method="moments", draws=True)
-    assert refused.status_code == 422
-    assert server.predict(digit_images[0], draws=True).json()["method"] == "sample"
+def test_methods_without_draws_ignore_samples_and_seed(server, digit_images) -> None:
+    drawn = server.predict(*digit_images[:8], samples=200).json()["predictions"]
+    for method in ("moments", "mean"):
+        first, second = (
+            server.predict(*digit_images[:8], method=method, per_class=True, **options).json()
+            for options in ({}, {"samples": 7, "seed": 3})
+        )
+        assert (first["method"], first["samples"]) == (method, None)
+        assert first == second
+        for prediction, other in zip(first["predictions"], drawn, strict=True):
+            assert prediction["confidence"] == pytest.approx(other["probabilities"][prediction["label"]], abs=0.15)
+            assert (prediction["epistemic"] == 0) == (method == "mean")
+        refused = server.predict(digit_images[0], method=method, draws=True)
+        assert refused.status_code == 422
+        assert "makes no draws" in refused.json()["error"]
 
 
 def test_a_list_of_levels_makes_a_curve_of_one_image(server, digit_images) -> None:
@@ -193,19 +202,19 @@ def test_noise_is_that_of_the_evaluation(server, digit_images) -> None:
     assert abs(spread - 0.05) < 5 * 0.05 / (2 * count) ** 0.5 + 1 / 255
 
 
-@pytest.mark.parametrize("options", [{"noise": "0,0.1"}, {"rotation": "0,1"}])
-def test_a_curve_needs_exactly_one_image(server, digit_images, options) -> None:
-    response = server.predict(*digit_images[:2], **options)
-    assert response.status_code == 422
-    assert "exactly one image" in response.json()["error"]
+def test_a_curve_needs_exactly_one_image(server, digit_images) -> None:
+    for options in ({"noise": "0,0.1"}, {"rotation": "0,1"}):
+        response = server.predict(*digit_images[:2], **options)
+        assert response.status_code == 422
+        assert "exactly one image" in response.json()["error"]
 
 
-@pytest.mark.parametrize("name", ["samples", "seed", "conformal", "noise", "rotation"])
-def test_true_is_no_number(server, digit_images, name) -> None:
+def test_true_is_no_number(server, digit_images) -> None:
     image = base64.b64encode(digit_images[0]).decode()
     with server.client as client:
-        response = client.post("/predict", json={"images": [image], name: True})
-        assert (response.status_code, response.json()) == (422, {"error": f"{name} is True, but must be a number."})
+        for name in ("samples", "seed", "conformal", "noise", "rotation"):
+            response = client.post("/predict", json={"images": [image], name: True})
+            assert (response.status_code, response.json()) == (422, {"error": f"{name} is True, but must be a number."})
         flags = {"per_class": True, "draws": True, "preview": True}
         assert client.post("/predict", json={"images": [image], **flags}).status_code == 200
 
@@ -249,11 +258,14 @@ def test_metrics_count_requests_and_images(server, digit_images) -> None:
     assert 'dubito_request_seconds_bucket{le="0.1",path="/predict"}' in text
 
 
-def test_who_asks_for_a_number_of_draws_gets_draws(server, digit_images) -> None:
-    assert server.predict(digit_images[0]).json()["method"] == "moments"
-    answer = server.predict(digit_images[0], samples=7).json()
-    assert (answer["method"], answer["samples"]) == ("sample", 7)
-    assert server.predict(digit_images[0], samples=7, method="moments").json()["method"] == "moments"
+def test_auto_is_the_method_of_the_server_unless_draws_are_asked_for(served_run) -> None:
+    drawing, still = (ServedModel(Run.open(served_run), method=method) for method in ("auto", "moments"))
+    assert [drawing.choose("auto"), drawing.choose("auto", draws=True), drawing.choose("mean")] == [
+        *("weights", "weights", "mean")
+    ]
+    assert [still.choose("auto"), still.choose("auto", draws=True), still.choose("local")] == [
+        *("moments", "weights", "local")
+    ]
 
 
 def test_options_in_the_address_are_refused_rather_than_ignored(server, digit_images) -> None:
@@ -263,16 +275,29 @@ def test_options_in_the_address_are_refused_rather_than_ignored(server, digit_im
     assert answer.json() == {"error": "The address has ?samples=..., but options go into the body, beside the images."}
 
 
-def test_variances_of_logits_are_no_deviations_of_probabilities(start, digit_images, tmp_path) -> None:
-    folder = tmp_path / "logits"
-    options = ["--head", "kendall_gal", "--epochs", "1", "--validation-samples", "1"]
-    assert cli.run(["train", *options, "--out", str(folder)]) == 0
-    with start(run=folder) as served:
-        (prediction,) = served.predict(digit_images[0], per_class=True, samples=5, method="sample").json()[
-            "predictions"
-        ]
-    assert prediction["per_class"]["std"] is None
-    assert len(prediction["per_class"]["epistemic"]) == 10
+@pytest.mark.parametrize(
+    ("settings", "methods"),
+    [
+        ({"head": "kendall_gal"}, ["weights", "local", "moments", "mean"]),
+        ({"inference": "frequentist"}, ["weights", "mean"]),
+        ({"inference": "dropout"}, ["weights", "mean"]),
+    ],
+    ids=str,
+)
+def test_other_networks_are_served_too(served_run, tmp_path, settings, methods) -> None:
+    """Networks that were never trained, in run folders like those of a training."""
+    run = Run(tmp_path / "other", configure(**settings), Run.open(served_run).data)
+    run.create()
+    torch.manual_seed(0)
+    run.write_checkpoint("best", {NETWORK + name: tensor for name, tensor in run.build().state_dict().items()}, {})
+    model = ServedModel(run)
+    assert model.methods == methods
+    predicted = model.predict([Job(torch.randn(2, 1, 32, 32), "weights", 5, time.monotonic() + 600, draws=True)])
+    first, second = predictions(model, None, Options(per_class=True, draws=True), predicted)
+    assert len(first["per_class"]["epistemic"]) == 10
+    assert (first["per_class"]["std"] is None) == ("head" in settings)  # variances of logits
+    assert (second["epistemic"] == 0) == ("frequentist" in settings.values())
+    assert len(second["draws"]) == (1 if "frequentist" in settings.values() else 5)
 
 
 def test_what_may_be_null_may_be_null(server, digit_images) -> None:

@@ -310,7 +310,7 @@ def test_what_is_no_http_gets_an_answer_or_none_and_the_server_lives_on(server) 
         *(good[:cut] for cut in range(1, len(good), 9)),
     ]
     for line in lines:
-        with socket.create_connection((place.hostname, place.port), timeout=5) as connection:
+        with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
             try:
                 connection.sendall(line)
                 connection.shutdown(socket.SHUT_WR)

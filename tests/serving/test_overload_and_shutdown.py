@@ -7,13 +7,13 @@ import signal
 
 import httpx
 
-CALLERS = 48
+CALLERS = 32
 
 
 async def ask_all(url: str, image: bytes, samples: int, then=None) -> list[httpx.Response | Exception]:
     limits = httpx.Limits(max_connections=2 * CALLERS)
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
-        data = {"samples": str(samples), "method": "sample"}
+    async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False, limits=limits) as client:
+        data = {"samples": str(samples)}
         asked = [
             asyncio.create_task(client.post("/predict", files={"images": ("a.png", image)}, data=data))
             for _ in range(CALLERS)
@@ -59,8 +59,8 @@ def test_overload_is_refused_then_over_and_a_signal_loses_nothing_that_was_accep
         assert [response.status_code for response in told] == [503, 503]
         assert told[0].json()["status"] == "stopping"
         assert "stopping" in told[1].json()["error"]
-        assert served.process.wait(20) == 0
-    assert "everything that was accepted has been answered" in served.log()
+        assert served.process.wait(60) == 0
+    assert "all accepted requests have been answered" in served.log()
     assert "Traceback" not in served.log()
 
 
@@ -77,6 +77,6 @@ def test_a_second_signal_does_not_wait_and_says_so(start, digit_images) -> None:
             served.process.send_signal(signal.SIGTERM)
 
         asyncio.run(ask_all(served.url, digit_images[0], samples=1000, then=stop))
-        assert served.process.wait(20) == 1
+        assert served.process.wait(60) == 1
     assert "in work, not all answered" in served.log()
-    assert "everything that was accepted has been answered" not in served.log()
+    assert "all accepted requests have been answered" not in served.log()

@@ -19,6 +19,8 @@ import pytest
 from PIL import Image
 from tests.browser import browsing, color, prefer, screen
 
+pytestmark = pytest.mark.browser
+
 SEVEN = ((-0.25, -0.3), (0.25, -0.32), (0.02, 0.0), (-0.05, 0.3))
 """A seven, in sides of the pad from its middle."""
 
@@ -56,7 +58,7 @@ def text(browser: Any, name: str) -> str:
     return browser.execute_script("return document.getElementById(arguments[0]).innerText", name).replace("\u00a0", " ")
 
 
-def wait(browser: Any, script: str, *arguments: Any, seconds: float = 10) -> Any:
+def wait(browser: Any, script: str, *arguments: Any, seconds: float = 60) -> Any:
     """Until a script gives something true."""
     end = time.monotonic() + seconds
     while not (value := browser.execute_script(script, *arguments)):
@@ -77,14 +79,14 @@ def settled(browser: Any) -> None:
 
 def predict(server: Any, image: str, **options: Any) -> dict[str, Any]:
     """What the server answers to a program."""
-    body = json.dumps({"images": [image], "method": "sample", "per_class": True, "draws": True, "seed": 0, **options})
+    body = json.dumps({"images": [image], "method": "weights", "per_class": True, "draws": True, "seed": 0, **options})
     request = urllib.request.Request(f"{server.url}/predict", body.encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)["predictions"][0]
 
 
 def model(server: Any) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{server.url}/model", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.url}/model", timeout=60) as response:
         return json.load(response)
 
 
@@ -312,11 +314,11 @@ def test_the_heights_of_a_curve_are_the_uncertainties(page: Any, server: Any):
     path = page.execute_script("return document.querySelector('#noise .curve.epistemic').getAttribute('d')")
     heights = [158 - float(pair.split()[1]) for pair in path[1:].split("L")]
     grid = [round(0.025 * step, 4) for step in range(21)]
-    body = {"images": [image], "method": "sample", "seed": 0, "samples": 10}
+    body = {"images": [image], "method": "weights", "seed": 0, "samples": 10}
     turned = [15.0 * step - 180 for step in range(25)]
     data = json.dumps({**body, "noise": grid + [0] * 25, "rotation": [0] * 21 + turned}).encode()
     request = urllib.request.Request(f"{server.url}/predict", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         values = [prediction["epistemic"] for prediction in json.load(response)["predictions"][:21]]
     largest = max(range(1, 21), key=lambda i: values[i])
     for i in range(1, 21):

@@ -20,6 +20,8 @@ import pytest
 from PIL import Image
 from test_page import browsing, draw, enter, pixels, prefer, screen, settled, text, wait
 
+pytestmark = pytest.mark.browser
+
 CLASSES = [f"kind of thing {number}" for number in range(100)]
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 QUANTILES = [10 ** (-6 + 0.04 * step) for step in range(101)]
@@ -43,8 +45,8 @@ def model(**changes: Any) -> dict[str, Any]:
         "head": "softplus",
         "parameters": 1234567,
         "samples": 10,
-        "method": "sample",
-        "methods": ["sample"],
+        "method": "weights",
+        "methods": ["weights"],
         "max_images": 64,
         "max_samples": 1000,
         "max_body_bytes": 100_000,
@@ -270,7 +272,7 @@ def test_a_busy_server_is_asked_again_when_it_says(browser: Any, told: Told):
     wait(browser, "return !document.getElementById('notice').hidden")
     assert "busy" in text(browser, "notice")
     settled(browser)
-    assert 0.9 < times[1] - times[0] < 2.5
+    assert times[1] - times[0] > 0.9  # not before the second that the server asked for
     assert not browser.find_element("id", "notice").is_displayed()
 
 
@@ -396,7 +398,7 @@ def test_a_network_without_draws_says_so(browser: Any, told: Told):
 
 
 def test_moments_are_asked_for_without_draws(browser: Any, told: Told):
-    told.tell(methods=["sample", "moments"])
+    told.tell(methods=["weights", "moments"])
     visit(browser, told)
     settled(browser)
     told.asked.clear()

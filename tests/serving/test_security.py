@@ -7,7 +7,6 @@ import io
 import json
 import socket
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -26,13 +25,12 @@ def strict(start) -> Iterator:
         yield served
 
 
-def raw(url: str, *pieces: bytes, pause: float = 0.0) -> bytes:
+def raw(url: str, *pieces: bytes) -> bytes:
     """What the server sends for these bytes until it closes the connection."""
     place = urlsplit(url)
-    with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+    with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
         for piece in pieces:
             connection.sendall(piece)
-            time.sleep(pause)
         answer = b""
         while piece := connection.recv(65536):
             answer += piece
@@ -138,21 +136,19 @@ def test_slow_headers_and_slow_bodies_are_given_up(strict) -> None:
         f"POST /predict HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n".encode()
     )
     for pieces in ((head,), (head, b"Content-Length: 100\r\n\r\n", b'{"images":')):
-        began = time.monotonic()
         answer = raw(strict.url, *pieces)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].endswith("within 1 seconds.")
-        assert 0.5 < time.monotonic() - began < 6
-    trickle = [b'{"im' for _ in range(20)]
-    answer = raw_until_closed(strict.url, [head + b"Content-Length: 100\r\n\r\n", *trickle])
+    answer = raw_until_closed(strict.url, head + b"Content-Length: 10000\r\n\r\n", b" ")
     assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def raw_until_closed(url: str, pieces: list[bytes]) -> bytes:
-    """As `raw`, a piece every tenth of a second, for as long as the server listens."""
+def raw_until_closed(url: str, head: bytes, piece: bytes) -> bytes:
+    """As `raw`, with the same piece every tenth of a second, for as long as the server listens."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=0.1) as connection:
-        for piece in pieces:
+        connection.sendall(head)
+        for _ in range(1000):
             try:
                 connection.sendall(piece)
                 if answer := connection.recv(65536):
@@ -184,16 +180,17 @@ def test_pages_of_other_origins_cannot_use_the_server(server, digit_images) -> N
         assert "access-control-allow-origin" not in own.headers
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/model", "/docs", "/static/page.js", "/nothing", "/predict"])
-def test_every_answer_has_the_security_headers(server, path) -> None:
+def test_every_answer_has_the_security_headers(server) -> None:
     with server.client as client:
-        response = client.get(path)
-    assert response.headers["content-security-policy"].startswith("default-src 'self'; img-src 'self' data: blob:;")
-    assert "unsafe" not in response.headers["content-security-policy"]
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.headers["x-frame-options"] == "DENY"
-    assert response.headers["cache-control"] in ("no-store", "no-cache")
-    assert "server" not in response.headers
+        for path in ("/", "/health", "/model", "/docs", "/static/page.js", "/nothing", "/predict"):
+            headers = client.get(path).headers
+            policy = headers["content-security-policy"]
+            assert policy.startswith("default-src 'self'; img-src 'self' data: blob:;"), path
+            assert "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["cache-control"] in ("no-store", "no-cache")
+            assert "server" not in headers
 
 
 @pytest.mark.parametrize(

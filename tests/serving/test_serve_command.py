@@ -28,9 +28,9 @@ def test_it_says_where_it_is_and_how_to_stop_it(server) -> None:
     assert "Warning" not in server.log()
 
 
-def test_a_port_in_use_is_told(server, digits_run, capsys) -> None:
+def test_a_port_in_use_is_told(server, served_run, capsys) -> None:
     port = urlsplit(server.url).port
-    assert f"Port {port} of 127.0.0.1 is in use already" in failure(capsys, digits_run, "--port", port)
+    assert f"Port {port} of 127.0.0.1 is in use already" in failure(capsys, served_run, "--port", port)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_port_in_use_is_told(server, digits_run, capsys) -> None:
     [
         (("--host", "192.0.2.1"), "no address of this machine"),
         (("--host", "no such name"), "no address of this machine"),
-        (("--method", "guess"), "'auto', 'sample'"),
+        (("--method", "guess"), "'auto', 'weights', 'local'"),
         (("--api-key", ""), "printable ASCII"),
         (("--samples", "0"), "--samples"),
         (("--port", "70000"), "--port"),
@@ -47,11 +47,11 @@ def test_a_port_in_use_is_told(server, digits_run, capsys) -> None:
         (("--checkpoint", "worst"), "'best', 'last'"),
     ],
 )
-def test_wrong_options_are_told_in_one_sentence(digits_run, capsys, options, words) -> None:
-    assert words in failure(capsys, digits_run, *(() if "--port" in options else ("--port", "0")), *options)
+def test_wrong_options_are_told_in_one_sentence(served_run, capsys, options, words) -> None:
+    assert words in failure(capsys, served_run, *(() if "--port" in options else ("--port", "0")), *options)
 
 
-def test_a_missing_run_and_a_missing_extra_are_told(digits_run, tmp_path, capsys, monkeypatch) -> None:
+def test_a_missing_run_and_a_missing_extra_are_told(served_run, tmp_path, capsys, monkeypatch) -> None:
     assert "no run folder" in failure(capsys, tmp_path / "nothing")
     importing = builtins.__import__
 
@@ -61,14 +61,14 @@ def test_a_missing_run_and_a_missing_extra_are_told(digits_run, tmp_path, capsys
         return importing(name, *given)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert "needs uvicorn, which is missing: pip install 'dubito[serve]'." in failure(capsys, digits_run)
+    assert "needs uvicorn, which is missing: pip install 'dubito[serve]'." in failure(capsys, served_run)
 
 
 def test_without_its_data_and_elsewhere_than_loopback_it_runs_and_says_so(
-    digits_run, tmp_path, start, digit_images
+    served_run, tmp_path, start, digit_images
 ) -> None:
     folder = tmp_path / "moved"
-    shutil.copytree(digits_run, folder, ignore=shutil.ignore_patterns("validation*"))
+    shutil.copytree(served_run, folder, ignore=shutil.ignore_patterns("validation*"))
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("data: digits", f"data: {tmp_path / 'gone'}"))
     with start("--host", "0.0.0.0", run=folder) as served:

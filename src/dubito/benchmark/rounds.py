@@ -64,24 +64,25 @@ def compare(
     workers: Mapping[str, Worker],
     measures: Sequence[Measure],
     *,
-    memory: Work | None = None,
+    memory: bool = False,
     advance: Callable[[float], None] = lambda share: None,
 ) -> Comparison:
-    """Measure everything; the workers must be fresh if `memory`, a training step, is asked for.
+    """Measure everything.
 
-    `advance` is told the share of the work done so far. A system that fails is left out from there on, with the reason
-    in `failures`; without the twin there is nothing to compare with, so its failure is raised.
+    `memory` asks for the peak memory of the first measure that a system takes part in; the workers must be fresh for
+    it. `advance` is told the share of the work done so far. A system that fails is left out from there on, with the
+    reason in `failures`; without the twin there is nothing to compare with, so its failure is raised.
     """
     turns = _Turns(workers)
     found = turns.found
-    for name, worker in workers.items():
-        found.versions[name] = worker.version
-        if memory is not None and worker.kind.trains:
-            megabytes = turns.ask(name, "memory", memory)
-            if megabytes is not None:
-                found.memory[name] = megabytes
-    for number, measure in enumerate(measures):
-        tasks = _tasks(workers, measure)
+    found.versions.update({name: worker.version for name, worker in workers.items()})
+    all_tasks = [_tasks(workers, measure) for measure in measures]
+    for name in workers if memory else ():
+        first = next((tasks[name] for tasks in all_tasks if name in tasks), None)
+        megabytes = None if first is None else turns.ask(name, "memory", first)
+        if megabytes is not None:
+            found.memory[name] = megabytes
+    for number, (measure, tasks) in enumerate(zip(measures, all_tasks, strict=True)):
         turns.prepare(tasks)
         rounds = turns.rounds(measure)
         times: dict[str, list[float]] = {name: [] for name in turns.repeats}
@@ -102,10 +103,10 @@ def _tasks(workers: Mapping[str, Worker], measure: Measure) -> dict[str, Work]:
     """The work of each system that takes part; the twin does the reference."""
     tasks = {}
     for name, worker in workers.items():
-        can = worker.kind.trains if measure.work.task is Task.STEP else worker.kind.predicts
+        can = worker.kind.trains if measure.work.task is Task.STEP else worker.kind.draws
         if name == Frequentist.name:
             tasks[name] = measure.reference
-        elif can and (not measure.only or name in measure.only):
+        elif name in measure.only or (can and not measure.only):
             tasks[name] = measure.work
     return tasks
 

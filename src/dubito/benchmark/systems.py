@@ -1,4 +1,4 @@
-"""Systems: ways to a network that can be trained and asked for predictions. Here those of dubito, and the twin.
+"""Systems: ways to train a network and to predict with it. Here those of dubito, and the frequentist twin.
 
 Each is made from the same frequentist network, whose layers it replaces, and computes the likelihood by that network's
 head; the KL term is its own.
@@ -7,28 +7,30 @@ head; the KL term is its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dubito.convert import to_bayesian
-from dubito.estimators import Estimator, Flipout, Local, Weight
-from dubito.heads import ClassificationHead, attach_head, categorical_log_likelihood, resolve_head
-from dubito.prediction import predict
+from dubito.heads import attach_head, resolve_head
+from dubito.prediction import Predictor, predict
 from dubito.variational.elbo import ELBO
 
 __all__ = [
     "NUM_DATA",
     "OURS",
-    "Flips",
+    "PREDICTION",
+    "TRAINING",
+    "FlipoutTraining",
     "Frequentist",
-    "FrequentistInFour",
-    "LocalDraws",
-    "Moments",
-    "OneWeightDraw",
+    "LocalTraining",
+    "MomentPrediction",
+    "OneCallPrediction",
     "System",
-    "WeightDraws",
+    "WeightPrediction",
+    "WeightTraining",
 ]
 
 NUM_DATA = 50_000
@@ -44,14 +46,12 @@ class System(ABC):
     modules: ClassVar[tuple[str, ...]] = ()
     """What is imported before memory is measured."""
     trains: ClassVar[bool] = True
-    """Whether training it is measured."""
-    predicts: ClassVar[bool] = True
-    """Whether its predictions are measured."""
+    """Whether its training steps are measured."""
+    draws: ClassVar[bool] = True
+    """Whether its predictions by draws are measured."""
 
     def __init__(self, network: nn.Module) -> None:
-        head = resolve_head(network)
-        assert isinstance(head, ClassificationHead)
-        self.head = head
+        self.head: Any = resolve_head(network)
         self.network = self.convert(network)
 
     @abstractmethod
@@ -64,13 +64,18 @@ class System(ABC):
 
     def nll(self, images: Tensor, labels: Tensor) -> Tensor:
         """Mean negative log-likelihood of one draw."""
-        return -categorical_log_likelihood(self.head.log_probs(self.network(images)), labels).mean()
+        return -self.head.log_likelihood(self.network(images), labels).mean()
 
-    @torch.no_grad()
-    def predict(self, images: Tensor, samples: int) -> Any:
-        """Mean and variance of the probabilities over draws, one forward pass after the other."""
-        draws = torch.stack([self.head.probs(self.network(images)) for _ in range(samples)])
-        return draws.mean(0), draws.var(0, correction=0)
+    def predictor(self, samples: int) -> Callable[[Tensor], Any]:
+        """What predicts images by so many draws. Making it is not timed, calling it is."""
+
+        @torch.no_grad()
+        def predicted(images: Tensor) -> Any:
+            """Mean and variance of the probabilities, by one forward pass after the other."""
+            draws = torch.stack([self.head.probs(self.network(images)) for _ in range(samples)])
+            return draws.mean(0), draws.var(0, correction=0)
+
+        return predicted
 
 
 class Frequentist(System):
@@ -88,21 +93,8 @@ class Frequentist(System):
         return self.nll(images, labels)
 
 
-class FrequentistInFour(Frequentist):
-    """The twin that takes its batch in quarters, as a network must that has other weights for each of them."""
-
-    name = "frequentist twin, batch in 4"
-    predicts = False
-
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The mean of the quarters' losses, or of as many parts as there are images."""
-        parts = zip(images.chunk(4), labels.chunk(4), strict=True)
-        return torch.stack([self.nll(*part) * len(part[0]) for part in parts]).sum() / len(images)
-
-
 class _Dubito(System):
-    estimator: ClassVar[Estimator] = Local()
-    method: ClassVar[str] = "sample"
+    estimator: ClassVar[str] = "local"
 
     def convert(self, network: nn.Module) -> nn.Module:
         """Bayesian layers with the estimator."""
@@ -112,45 +104,64 @@ class _Dubito(System):
         """The free energy."""
         return ELBO(NUM_DATA)(self.network, images, labels).loss
 
-    def predict(self, images: Tensor, samples: int) -> Any:
-        """The prediction as users get it."""
-        return predict(self.network, images, samples, self.method)
 
-
-class LocalDraws(_Dubito):
-    """Local reparameterisation, and prediction by the default route."""
+class LocalTraining(_Dubito):
+    """Training by local reparameterisation."""
 
     name = "dubito local"
+    draws = False
 
 
-class WeightDraws(_Dubito):
-    """Four draws of the weights per batch, in antithetic pairs."""
+class WeightTraining(_Dubito):
+    """Training by one draw of the weights for the whole batch, as most peers make it."""
 
-    name = "dubito weight (4 antithetic)"
-    estimator = Weight(4, antithetic=True)
-
-
-class OneWeightDraw(_Dubito):
-    """One draw of the weights for the whole batch, as most peers make it."""
-
-    name = "dubito weight (1 draw)"
-    estimator = Weight()
+    name = "dubito weight"
+    estimator = "weight"
+    draws = False
 
 
-class Flips(_Dubito):
-    """Flipout."""
+class FlipoutTraining(_Dubito):
+    """Training by flipout."""
 
     name = "dubito flipout"
-    estimator = Flipout()
+    estimator = "flipout"
+    draws = False
 
 
-class Moments(_Dubito):
-    """Prediction by propagated moments: one pass, whatever the number of draws."""
+class WeightPrediction(_Dubito):
+    """Predictions by one predictor, made once and called again and again."""
 
-    name = "dubito moments"
-    method = "moments"
+    name = "dubito.Predictor"
+    trains = False
+    method: ClassVar[str] = "weights"
+
+    def predictor(self, samples: int) -> Callable[[Tensor], Any]:
+        """The predictor as its users have it."""
+        return Predictor(self.network, samples, self.method)
+
+
+class OneCallPrediction(_Dubito):
+    """Predictions that each draw the weights anew."""
+
+    name = "dubito.predict"
     trains = False
 
+    def predictor(self, samples: int) -> Callable[[Tensor], Any]:
+        """The function, which makes a predictor for each call."""
+        return lambda images: predict(self.network, images, samples)
 
-OURS: tuple[type[System], ...] = (LocalDraws, WeightDraws, OneWeightDraw, Flips, Moments)
+
+class MomentPrediction(WeightPrediction):
+    """Predictions by propagated moments: one pass instead of draws."""
+
+    name = "dubito.Predictor, moments"
+    method = "moments"
+    draws = False
+
+
+TRAINING: tuple[type[System], ...] = (LocalTraining, WeightTraining, FlipoutTraining)
+"""The ways to train."""
+PREDICTION: tuple[type[System], ...] = (WeightPrediction, OneCallPrediction, MomentPrediction)
+"""The ways to predict; how the network was trained makes no difference to them."""
+OURS: tuple[type[System], ...] = (*TRAINING, *PREDICTION)
 """The systems of dubito."""

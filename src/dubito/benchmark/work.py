@@ -9,8 +9,8 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from dubito.benchmark.systems import MomentPrediction
 from dubito.heads import attach_head
-from dubito.kernels.convolution import Conv2d
 from dubito.models import build
 
 __all__ = ["Measure", "PlainNetwork", "Task", "Work", "measures_of"]
@@ -57,16 +57,30 @@ class Work:
             if isinstance(self.network, PlainNetwork):
                 return self.network.build()
             network = build(self.network, CLASSES, CHANNELS, "frequentist")
-        for layer in network.modules():
-            if type(layer) is Conv2d:
-                layer.__class__ = nn.Conv2d  # type: ignore[assignment]
-        return network
+            return _plain(network)
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Images and labels, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(self.batch, CHANNELS, 32, 32, generator=generator)
         return images, torch.randint(CLASSES, (self.batch,), generator=generator)
+
+
+def _plain(network: nn.Module) -> nn.Module:
+    """The network with torch's own convolutions in the place of subclasses of them."""
+    for name, layer in list(network.named_children()):
+        if isinstance(layer, nn.Conv2d) and type(layer) is not nn.Conv2d:
+            setattr(network, name, _plain_convolution(layer))
+        else:
+            _plain(layer)
+    return network
+
+
+def _plain_convolution(layer: nn.Conv2d) -> nn.Conv2d:
+    sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    made = nn.Conv2d(*sizes, layer.groups, layer.bias is not None, layer.padding_mode)  # type: ignore[arg-type]
+    made.load_state_dict(layer.state_dict())
+    return made
 
 
 @dataclass(frozen=True)
@@ -86,23 +100,21 @@ class Measure:
 
 
 def measures_of(
-    network: str, batch: int, rounds: int, seconds: float = math.inf, *, samples: int = 10, single: bool = False
+    network: str, batch: int, rounds: int, seconds: float = math.inf, *, samples: int = 10, single: bool = True
 ) -> list[Measure]:
     """The measures of a network.
 
     - ``step``: a training step.
-    - ``predict``: a prediction by `samples` draws, against as many frequentist passes.
-    - ``once``: a prediction by moments against one pass.
-    - ``single``, if asked for: one image by 100 draws against one pass of 100 images.
+    - ``predict``: a prediction by `samples` draws, against as many passes of the twin.
+    - ``single``, unless it would take too long: one image by 100 draws, against one pass of 100 images.
+    - ``once``: a prediction by moments, against one pass.
     """
-    step = Work(network, Task.STEP, batch)
-    draws, once = Work(network, Task.PREDICT, batch, samples), Work(network, Task.PREDICT, batch, 1)
-    measures = [
+    step, draws = Work(network, Task.STEP, batch), Work(network, Task.PREDICT, batch, samples)
+    one, hundred = Work(network, Task.PREDICT, 1, 100), Work(network, Task.PREDICT, 100, 1)
+    once = Work(network, Task.PREDICT, batch, 1)
+    return [
         Measure("step", step, step, rounds, seconds),
         Measure("predict", draws, draws, rounds, seconds),
-        Measure("once", once, once, rounds, seconds, only=("dubito moments",)),
+        *([Measure("single", one, hundred, rounds, seconds)] if single else []),
+        Measure("once", once, once, rounds, seconds, only=(MomentPrediction.name,)),
     ]
-    if single:
-        one, hundred = Work(network, Task.PREDICT, 1, 100), Work(network, Task.PREDICT, 100, 1)
-        measures.append(Measure("single", one, hundred, rounds, seconds))
-    return measures

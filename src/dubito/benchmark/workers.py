@@ -27,8 +27,8 @@ __all__ = ["Worker", "WorkerError", "open_workers"]
 
 PATIENCE = 900.0
 """Seconds after which an answer is no longer waited for."""
-STEPS = 3
-"""Training steps whose peak memory is taken: the first makes the optimiser's state, the others need it."""
+TIMES = 3
+"""How often the work is done whose peak memory is taken: the first step makes the optimiser's state, others need it."""
 
 
 class WorkerError(DubitoError):
@@ -64,7 +64,7 @@ class Worker:
         return float(self._ask("seconds", work, repeat))
 
     def memory(self, work: Work) -> float:
-        """Megabytes that building and training needs at most, beyond what the process had; ask it first of all."""
+        """Megabytes that building the network and working needs at most, beyond what there was; ask it first of all."""
         return float(self._ask("memory", work))
 
     def profile(self, work: Work) -> Profile:
@@ -202,7 +202,7 @@ class _Workbench:
         forget_peak()
         before = peak()
         action = self._action(work)
-        for _ in range(STEPS):
+        for _ in range(TIMES):
             action()
         self._actions[work] = action
         return peak() - before
@@ -222,7 +222,8 @@ class _Workbench:
             self._systems[work.network] = self._kind(work.build())
         system = self._systems[work.network]
         if work.task is Task.PREDICT:
-            return lambda: system.predict(images, work.samples)
+            predictor = system.predictor(work.samples)
+            return lambda: predictor(images)
         return _training_step(system, images, labels)
 
 

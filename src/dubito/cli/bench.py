@@ -10,8 +10,9 @@ import typer
 
 from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
-from dubito.cli.terminal import Column, examples, print_table, progress_bar
+from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
+from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from dubito.benchmark import Comparison, Ratio
@@ -21,9 +22,10 @@ __all__ = ["EXAMPLES", "bench"]
 EXAMPLES = examples(
     "dubito bench",
     "dubito bench --model lenet5,alexnet --repeats 15 --out bench.json",
-    note="Each way of training or predicting runs in a process of its own, and all take turns. x is the multiple of "
-    "the frequentist twin's time in the same round, with the quartiles; memory is the peak of a training step. Keep "
-    "the machine quiet meanwhile.",
+    note="Each way of training or predicting runs in a process of its own, and all take turns. Costs are multiples of "
+    "the frequentist twin's time in the same round, with quartiles: a training step; a prediction by draws against as "
+    "many passes of the twin; one image by 100 draws against a pass of 100 images. Memory is the peak of training "
+    "steps, or of predictions. Keep the machine quiet meanwhile.",
 )
 SECONDS = 20.0
 """How long each measure may take, about."""
@@ -42,6 +44,7 @@ def bench(
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most, in which all take turns.")] = 9,
+    single: Annotated[bool, typer.Option(help="Also predict one image by 100 draws; takes long with vgg16.")] = True,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write everything as JSON.", show_default=False)
     ] = None,
@@ -60,7 +63,7 @@ def bench(
     number = threads or _cores()
     results: dict[str, Any] = {"batch_size": batch_size, "samples": samples, "threads": number, "networks": {}}
     for name in names:
-        measures = measures_of(name, batch_size, repeats, SECONDS, samples=samples)
+        measures = measures_of(name, batch_size, repeats, SECONDS, samples=samples, single=single)
         with open_workers((Frequentist, *OURS), number) as workers, progress_bar(name, 100) as advance:
             done = 0
 
@@ -69,10 +72,10 @@ def bench(
                 advance(round(100 * share) - done)
                 done = round(100 * share)
 
-            found = compare(workers, measures, memory=measures[0].work, advance=move)
+            found = compare(workers, measures, memory=True, advance=move)
         _print(name, found, batch_size, samples)
         results["networks"][name] = found.to_json()
-    typer.echo(f"{number} threads; x: multiple of the frequentist twin's time, with quartiles.")
+    typer.echo(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
     if write:
         write(results)
         typer.echo(f"Everything is in {out}.")
@@ -84,29 +87,22 @@ def _cores() -> int:
 
 
 def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:
-    columns = (
-        Column(name),
-        Column(f"step of {batch_size}", number=True),
-        Column("x", number=True),
-        Column(f"{samples} draws of {batch_size}", number=True),
-        Column("x", number=True),
-        Column("memory", number=True),
-    )
+    titles = {"step": f"step of {batch_size}", "predict": f"{samples} draws of {batch_size}", "single": "1 image"}
+    titles = {measure: title for measure, title in titles.items() if any(measure in by for by in found.ratios.values())}
+    columns = [Column(name), *(Column(title, number=True) for title in titles.values()), Column("memory", number=True)]
     rows = []
-    for system, measured in found.ratios.items():
+    for system, by in found.ratios.items():
         memory = found.memory.get(system)
-        cells = [*_cells(measured.get("step")), *_cells(measured.get("predict"))]
-        rows.append((system, *cells, "" if memory is None else f"{memory:.0f} MB"))
+        if by.keys() & titles.keys():
+            cells = [_cell(by.get(measure)) for measure in titles]
+            rows.append((system, *cells, "" if memory is None else f"{memory:.0f} MB"))
     print_table(columns, rows)
-    once = found.ratios["dubito moments"].get("once")
-    if once is not None:
-        typer.echo(f"A prediction by moments costs {once.median:.1f} frequentist passes.")
+    once = [by["once"] for system, by in found.ratios.items() if "moments" in system and "once" in by]
+    for ratio in once:
+        typer.echo(f"A prediction by moments costs {_cell(ratio)} passes of the twin.")
     for system, why in found.failures.items():
         typer.echo(f"{system} failed: {why}.")
 
 
-def _cells(ratio: Ratio | None) -> tuple[str, str]:
-    """Time and multiple."""
-    if ratio is None:
-        return "", ""
-    return f"{1000 * ratio.seconds:.1f} ms", f"{ratio.median:.2f} ({ratio.low:.2f} .. {ratio.high:.2f})"
+def _cell(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f} .. {ratio.high:.2f})"

@@ -9,7 +9,7 @@ import typer
 
 from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
-from dubito.cli.predict import checked_seed, choose_device, require_choice
+from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
@@ -41,7 +41,7 @@ TITLES = {
     "epistemic": "epistemic",
 }
 NARROW = ("accuracy", "nll", "ece", "errors/entropy/aurc", "epistemic")
-"""What a terminal with fewer than 100 columns has room for beside the names of runs."""
+"""The metrics shown on a terminal with fewer than 100 columns."""
 SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 """Metrics that need a fifth digit."""
 
@@ -54,7 +54,7 @@ def compare(
     ] = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each network.")] = 10,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws and resamples.")] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -63,7 +63,9 @@ def compare(
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"Draw it: {', '.join(FIGURES)}.", show_default=False),
+        typer.Option(
+            metavar="FILE", help=f"Also draw the comparison as a figure: {', '.join(FIGURES)}.", show_default=False
+        ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
@@ -102,7 +104,7 @@ def _check_figure(path: Path) -> None:
 def _evaluation(
     folder: Path, data: str | None, samples: int, seed: int, checkpoint: str, device: torch.device
 ) -> Evaluation:
-    """The stored evaluation of a folder if it fits, else a new one."""
+    """The stored evaluation of a folder if it has the same settings, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
     from dubito.evaluation.storage import kept_settings
 
@@ -137,7 +139,7 @@ def _evaluation(
 
 
 def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
-    """Without other data that is not to be found any more: a comparison does not need it."""
+    """The settings without --ood data that cannot be read any more: a comparison does not need it."""
     from dubito.data import open_dataset
 
     there = []
@@ -154,7 +156,7 @@ def _draw(found: Comparison, path: Path) -> None:
     import io
 
     from dubito.evaluation.comparison import figure
-    from dubito.runs.run import write_atomically
+    from dubito.files import write_atomically
 
     content = io.BytesIO()
     figure(found).savefig(content, format=path.suffix.lower()[1:], dpi=200)

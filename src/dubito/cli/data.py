@@ -1,4 +1,4 @@
-"""`dubito data list` and `dubito data get`: what data sets there are, and bringing them here."""
+"""`dubito data list` and `dubito data get`: list the data sets, and download them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 @app.callback()
 def data(context: typer.Context, debug: Debug = False) -> None:
-    """List the data sets, or get one onto this machine."""
+    """List the data sets, or download one."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -33,7 +33,7 @@ def data(context: typer.Context, debug: Debug = False) -> None:
 @app.command("list", epilog=examples("dubito data list", note=_PLACES))
 def list_(debug: Debug = False) -> None:
     """List the data sets with their sizes, and where they are on this machine."""
-    from dubito.data import DATASETS, IMAGE_SIZE, status
+    from dubito.data import DATASETS, status
 
     columns = (
         Column("name"),
@@ -49,7 +49,7 @@ def list_(debug: Debug = False) -> None:
         (
             name,
             f"{info.num_classes}",
-            f"{info.channels}x{IMAGE_SIZE}x{IMAGE_SIZE}",
+            f"{info.channels}x{info.size}x{info.size}",
             f"{info.train_count:,}",
             f"{info.test_count:,}",
             size(info.download_size),
@@ -73,7 +73,7 @@ def get(
     ],
     debug: Debug = False,
 ) -> None:
-    """Bring data sets onto this machine, checked against their checksums."""
+    """Download data sets and check their checksums."""
     from dubito.data import DATASETS, dataset_info, fetch, status
 
     chosen = list(DATASETS) if "all" in names else names

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.predict import checked_seed, choose_device, require_choice
+from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import DubitoError, OptionError
@@ -45,13 +45,13 @@ TITLES = {
     "mutual_information": "mutual information",
 }
 CONFUSIONS = 5
-"""How many of the most frequent confusions are told; the matrix is in the JSON."""
+"""How many of the most frequent confusions are printed; the whole matrix is in the JSON."""
 
 OWN_FILES = (
     *("config.yaml", "environment.json", "metrics.csv", "posterior.csv", "best.safetensors", "last.safetensors"),
     *("evaluation.json", "evaluation.safetensors", "report.html"),
 )
-"""What a run folder holds."""
+"""The files of a run folder, which --out must not overwrite."""
 
 
 def evaluate(
@@ -59,7 +59,7 @@ def evaluate(
         list[Path], typer.Argument(metavar="RUN", help="Run folders that dubito train made.", show_default=False)
     ],
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Treat the runs as members of one network: all draws together.")
+        bool, typer.Option("--ensemble", help="Treat the runs as one network that pools their draws.")
     ] = False,
     data: Annotated[
         str | None,
@@ -70,21 +70,19 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Data set whose test images should be found strange; may be given several times.",
+            help="Out-of-distribution data set: its test images should be uncertain. May be given several times.",
             show_default=False,
         ),
     ] = None,
     noise: Annotated[
-        str, typer.Option(metavar="LIST", help="Noise added to pixels in [0, 1]: standard deviations, or none.")
+        str, typer.Option(metavar="LIST", help="Standard deviations of noise added to pixels in [0, 1], or none.")
     ] = "0,0.1,0.2,0.3",
     noise_images: Annotated[
         int, typer.Option(metavar="N", min=0, help="Test images that get noise, 0 for all.")
     ] = 2000,
-    coverage: Annotated[float, typer.Option(metavar="SHARE", help="Requested of conformal sets.")] = 0.9,
+    coverage: Annotated[float, typer.Option(metavar="SHARE", help="Coverage of the conformal sets.")] = 0.9,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, callback=checked_seed, help="Of draws, noise and resamples.")
-    ] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -150,7 +148,7 @@ def evaluate(
         home = folder or _home(group)
         if write:
             write(found.metrics)
-        found.save(home)  # now, for who reads the rest may go away
+        found.save(home)  # before printing, which fails if the reader of a pipe has gone
         if number:
             typer.echo()
         show(found, top)
@@ -159,11 +157,11 @@ def evaluate(
 
 
 def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
-    """What writes a JSON file atomically; a place that cannot be written to is refused at once."""
+    """A function that writes a JSON file atomically; a file that cannot be written is refused at once."""
     require_writable(path)
 
     def write(content: dict[str, Any]) -> None:
-        from dubito.runs.run import write_atomically
+        from dubito.files import write_atomically
 
         try:
             write_atomically(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
@@ -183,7 +181,7 @@ def _levels(text: str) -> tuple[float, ...]:
 
 
 def _home(group: Sequence[Path]) -> Path:
-    """Where an evaluation is kept."""
+    """The folder that an evaluation is written to."""
     if len(group) == 1:
         return group[0]
     names = "-".join(run.resolve().name for run in group)
@@ -200,7 +198,7 @@ def _home(group: Sequence[Path]) -> Path:
 
 
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
-    """Say, while it can be stopped, what the evaluation in a folder has and the one that takes its place will lack."""
+    """Warn, before the work begins, about parts of a stored evaluation that the new one will not have."""
     from dubito.evaluation.images import found_at, place_of
 
     try:

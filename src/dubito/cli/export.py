@@ -17,11 +17,12 @@ __all__ = ["EXAMPLES", "export"]
 
 EXAMPLES = examples(
     "dubito export runs/mnist --out mnist.onnx",
-    "dubito export runs/mnist --what draws --samples 20 --out mnist-draws.onnx",
+    "dubito export runs/mnist --samples 30 --out mnist.onnx",
+    "dubito export runs/mnist --what moments --out mnist-moments.onnx",
     "dubito export runs/mnist --format torch --out mnist.pt2",
     "dubito predict mnist.onnx photos/",
-    note="The file takes images as bytes (N, C, 32, 32), normalises them itself, and gives probabilities, aleatoric "
-    "and epistemic uncertainty, entropy and mutual information. Class names travel in it.",
+    note="The file takes images as bytes (N, C, H, W), normalises them itself, and gives probabilities, aleatoric "
+    "and epistemic uncertainty, entropy and mutual information. It also holds the class names.",
 )
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
@@ -39,8 +40,8 @@ def export(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="moments (one deterministic pass), draws (random numbers inside the graph) or mean (no epistemic "
-            "uncertainty). [dim]\\[default: moments; dropout: draws; frequentist: mean][/dim]",
+            help="draws (the networks that dubito predict draws with --seed 0), moments (one pass with means and "
+            "variances) or mean (no epistemic uncertainty). [dim]\\[default: draws; frequentist: mean][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -62,21 +63,21 @@ def export(
     from rich.console import Console
 
     require_choice("--format", format, tuple(SUFFIXES))
-    require_choice("--what", what, (None, "moments", "draws", "mean"))
+    require_choice("--what", what, (None, "draws", "moments", "mean"))
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     file = out or Path(f"{run if run.name else run.resolve()}{SUFFIXES[format]}")
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
     from dubito.export import export as exported
-    from dubito.runs.run import Run, write_atomically
+    from dubito.files import write_atomically
+    from dubito.runs.run import Run
 
     opened = Run.open(run)
-    network = opened.load(checkpoint)
-    if samples is not None and (what or ("draws" if network.draws_dropout else "")) != "draws":
-        raise OptionError(f"--samples is {samples}, but only draws are counted; add --what draws.")
+    if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
+        raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
-        content = exported(network, opened.data, format, what, samples or 10)
+        content = exported(opened.load(checkpoint), opened.data, format, what, samples or 10)
     try:
         write_atomically(file, content)
     except OSError as error:  # which would name the temporary file

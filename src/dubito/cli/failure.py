@@ -16,7 +16,7 @@ from dubito.errors import DubitoError, DubitoWarning
 __all__ = ["INTERRUPTED", "USAGE", "Debug", "UsageError", "guarded", "is_main_process", "sentence"]
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-"""Exit codes: an error, a command line that makes no sense, Ctrl-C."""
+"""Exit codes: an error, a wrong command line, Ctrl-C."""
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; it has no public name."""
@@ -33,7 +33,7 @@ def guarded(command: Callable[[list[str]], Any], arguments: Sequence[str]) -> in
     debug = "--debug" in options
     with warnings.catch_warnings():
         if not debug:
-            # What libraries warn of, nobody on the command line can change.
+            # Nobody on the command line can act on the warnings of libraries.
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", DubitoWarning)
             warnings.showwarning = _show_warning
@@ -72,12 +72,12 @@ def sentence(error: Exception) -> str:
 
 
 def is_main_process() -> bool:
-    """Whether this process talks to the user: distributed training runs the same command again in all the others."""
+    """Whether this process prints to the user; the other processes of a distributed training stay quiet."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def _lost_main_process(error: Exception) -> bool:
-    """Whether a helper process merely noticed that the main one has ended, which says itself why."""
+    """Whether another process only noticed that the main one has ended, which prints its own error."""
     return not is_main_process() and any(word in str(error) for word in ("closed by peer", "reset by peer"))
 
 

@@ -23,7 +23,7 @@ __all__ = ["Image", "Reader", "find_images"]
 
 @dataclass(frozen=True)
 class Image:
-    """An image that can be read as (C, 32, 32) bytes: its name, its true class if known, and its file if it has one."""
+    """An image that can be read as (C, H, W) bytes: its name, its true class if known, and its file if it has one."""
 
     name: str
     read: Callable[[], Tensor]
@@ -32,7 +32,7 @@ class Image:
 
 
 def find_images(arguments: Sequence[str], data: DataDescription) -> list[Image]:
-    """Every image that the arguments name, each once, to be read as the run's own data was."""
+    """Every image that the arguments name, each once, to be read in the same way as the training data."""
     found: dict[str | Path, Image] = {}
     for argument in arguments:
         found.update((image.path or image.name, image) for image in _images(argument, data))
@@ -44,7 +44,7 @@ def _images(argument: str, data: DataDescription) -> Iterable[Image]:
 
     path = Path(argument).expanduser()
     if argument in DATASETS or (path.suffix.lower() == ".npz" and path.is_file()):
-        return _of_dataset(argument, data.channels)
+        return _of_dataset(argument, data)
     return (_of_file(file, data) for file in _files(argument, path))
 
 
@@ -71,7 +71,7 @@ def _files(argument: str, path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, required: bool = True) -> list[Path]:
-    """The images in a folder and in those below it, without hidden ones."""
+    """The images in a folder and its subfolders, without hidden ones."""
     from dubito.data.images import IMAGE_SUFFIXES
 
     files = sorted(
@@ -91,14 +91,14 @@ def _of_file(path: Path, data: DataDescription) -> Image:
 
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(read_image, path, data.channels, padding=data.padding), path=path)
+    return Image(name, partial(read_image, path, data.channels, data.size, data.padding), path=path)
 
 
-def _of_dataset(name: str, channels: int) -> Iterator[Image]:
+def _of_dataset(name: str, data: DataDescription) -> Iterator[Image]:
     from dubito.data import open_dataset, with_channels
 
-    dataset = open_dataset(name).test()
-    images = with_channels(dataset.images, channels)
+    dataset = open_dataset(name, size=data.size).test()
+    images = with_channels(dataset.images, data.channels)
     for index, label in enumerate(dataset.labels.tolist()):
         yield Image(f"{name}/test/{index}", partial(images.__getitem__, index), dataset.class_names[label])
 
@@ -119,7 +119,7 @@ class Reader:
             yield normalize(images, self.data.mean, self.data.std)
 
     def byte_batches(self, size: int, advance: Callable[[int], None] = lambda count: None) -> Iterator[Tensor]:
-        """The same as they were read, (N, C, 32, 32) of bytes."""
+        """The same as they were read, (N, C, H, W) of bytes."""
         import torch
 
         numbers = iter(range(len(self.images)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,84 +11,137 @@ from dubito.cli.failure import Debug
 from dubito.cli.terminal import Column, examples, print_table
 
 if TYPE_CHECKING:
-    from dubito.models.architecture import Row, Shape
+    from torch import nn
 
 __all__ = ["EXAMPLES", "models"]
 
 EXAMPLES = examples("dubito models", "dubito models --model alexnet --classes 100 --channels 3")
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """One layer of a network, as it is called for one image."""
+
+    name: str
+    kind: str
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    parameters: int
+    multiplications: int
+
+
 def models(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Show this network layer by layer.")] = None,
-    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Classes that the network tells apart.")] = 10,
+    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")] = 10,
     channels: Annotated[int, typer.Option(min=1, metavar="N", help="1 for gray images, 3 for colour.")] = 1,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Height and width of the images, in pixels.", show_default=False),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show the networks with their layers, parameters and cost."""
-    from dubito.models.architecture import ARCHITECTURES, architecture
+    from dubito.data import IMAGE_SIZE
+    from dubito.models import names
 
+    shape = (classes, channels, size or IMAGE_SIZE)
     if model is not None:
-        _print_layers(architecture(model).shapes(channels, classes))
+        _print_layers(_layers(model, *shape))
     else:
-        _print_networks({name: table.shapes(channels, classes) for name, table in ARCHITECTURES.items()})
-    typer.echo(f"For {classes} classes and {channels} x 32 x 32 images; multiplications of one image, one pass.")
-    typer.echo("A Bayesian network has a mean and a deviation for each weight: twice as many.")
+        _print_networks([(name, _layers(name, *shape), _bayesian(name, *shape)) for name in names()])
+    sides = f"{channels} x {shape[2]} x {shape[2]}"
+    typer.echo(f"For {classes} classes and {sides} images; multiplications of one image in one pass.")
+    typer.echo("A Bayesian network has a mean and a standard deviation for each weight.")
 
 
-def _print_networks(networks: dict[str, list[Shape]]) -> None:
+def _build(name: str, classes: int, channels: int, size: int, inference: str) -> nn.Module:
+    """A network without memory for its weights."""
+    import torch
+
+    from dubito.models import build
+
+    with torch.device("meta"):
+        return build(name, classes, channels, inference, image_size=size).eval()
+
+
+def _bayesian(name: str, classes: int, channels: int, size: int) -> int:
+    """The number of parameters of the Bayesian network."""
+    return sum(parameter.numel() for parameter in _build(name, classes, channels, size, "vi").parameters())
+
+
+def _layers(name: str, classes: int, channels: int, size: int) -> list[_Layer]:
+    """The layers that one image passes through, in their order."""
+    import torch
+
+    network = _build(name, classes, channels, size, "frequentist")
+    found: list[_Layer] = []
+
+    def note(path: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            parameters = sum(parameter.numel() for parameter in module.parameters())
+            weight = getattr(module, "weight", None)
+            # Each output of a linear map needs one row of the weight; vectors belong to normalisations.
+            rows = output.numel() // weight.shape[0] if weight is not None and weight.dim() > 1 else 0
+            cost = rows * weight.numel() if rows and weight is not None else 0
+            shapes = tuple(inputs[0].shape[1:]), tuple(output.shape[1:])
+            found.append(_Layer(path, _kind(module), *shapes, parameters, cost))
+
+        return hook
+
+    for path, module in network.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(note(path))
+    with torch.no_grad():
+        network(torch.empty(1, channels, size, size, device="meta"))
+    return found
+
+
+def _kind(module: nn.Module) -> str:
+    """A layer's type, with its kernel, stride and padding if it has them."""
+    details = []
+    for name, title in (("kernel_size", ""), ("stride", "stride "), ("padding", "padding ")):
+        value = getattr(module, name, None)
+        if value is not None:
+            sides = value if isinstance(value, tuple) else (value, value)
+            details.append(title + ("x".join(map(str, sides)) if not title else str(sides[0])))
+    return " ".join([type(module).__name__, ", ".join(details)]).strip()
+
+
+def _print_networks(networks: list[tuple[str, list[_Layer], int]]) -> None:
     columns = (
         Column("network"),
-        Column("rows", number=True),
         Column("weight layers", number=True),
         Column("parameters", number=True),
         Column("Bayesian", number=True),
         Column("multiplications", number=True),
     )
     rows = []
-    for name, shapes in networks.items():
-        weights = sum(shape.weights for shape in shapes)
-        cost = sum(shape.multiplications for shape in shapes)
-        layers = sum(shape.weights > 0 for shape in shapes)
-        rows.append((name, f"{len(shapes)}", f"{layers}", f"{weights:,}", f"{2 * weights:,}", f"{cost:,}"))
+    for name, layers, bayesian in networks:
+        parameters, cost = (sum(getattr(layer, of) for layer in layers) for of in ("parameters", "multiplications"))
+        weights = sum(layer.multiplications > 0 for layer in layers)
+        rows.append((name, f"{weights}", f"{parameters:,}", f"{bayesian:,}", f"{cost:,}"))
     print_table(columns, rows)
 
 
-def _print_layers(shapes: list[Shape]) -> None:
+def _print_layers(layers: list[_Layer]) -> None:
     columns = (
-        Column("row", number=True),
-        Column("type"),
-        Column("width", number=True),
-        Column("stride", number=True),
-        Column("pad", number=True),
+        Column("layer"),
+        Column("type", fold=True),
         Column("input"),
         Column("output"),
         Column("parameters", number=True),
         Column("multipl.", number=True),
     )
     rows = [
-        (
-            f"{number}",
-            *_describe(shape.row, shape.output),
-            _dimensions(shape.input),
-            _dimensions(shape.output),
-            f"{shape.weights:,}" if shape.weights else "",
-            f"{shape.multiplications:,}" if shape.multiplications else "",
-        )
-        for number, shape in enumerate(shapes, start=1)
+        (layer.name, layer.kind, _dimensions(layer.input), _dimensions(layer.output), *_counts(layer))
+        for layer in layers
     ]
-    total = f"{sum(s.weights for s in shapes):,}", f"{sum(s.multiplications for s in shapes):,}"
-    print_table(columns, [*rows, ("", "total", "", "", "", "", "", *total)])
+    total = f"{sum(s.parameters for s in layers):,}", f"{sum(s.multiplications for s in layers):,}"
+    print_table(columns, [*rows, ("total", "", "", "", *total)])
 
 
-def _describe(row: Row, output: tuple[int, ...]) -> tuple[str, str, str, str]:
-    """Type, width, stride and padding, as in the paper's appendix."""
-    from dubito.models.architecture import Convolution, MaxPooling
-
-    if isinstance(row, Convolution):
-        return f"conv {row.kernel}x{row.kernel}", f"{row.width}", f"{row.stride}", f"{row.padding}"
-    if isinstance(row, MaxPooling):
-        return f"pool {row.kernel}x{row.kernel}", "", f"{row.stride}", ""
-    return "linear", f"{output[0]}", "", ""
+def _counts(layer: _Layer) -> tuple[str, str]:
+    return f"{layer.parameters:,}" * (layer.parameters > 0), f"{layer.multiplications:,}" * (layer.multiplications > 0)
 
 
 def _dimensions(shape: tuple[int, ...]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,9 @@ import typer
 from dubito.cli.failure import Debug
 from dubito.cli.inputs import Reader, find_images
 from dubito.cli.rows import Table, writer
-from dubito.cli.terminal import Column, examples, print_table, progress_bar, terminal_width
+from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, unknown
+from dubito.progress import progress_bar
 from dubito.runs.config import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dubito.export import OnnxModel
-    from dubito.prediction import Prediction
+    from dubito.prediction import Prediction, Predictor
+    from dubito.progress import Advance
 
-__all__ = ["EXAMPLES", "SORTABLE", "predict"]
+__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "predict"]
 
 EXAMPLES = examples(
     "dubito predict runs/first photos/ --out predictions.csv",
@@ -36,19 +37,25 @@ EXAMPLES = examples(
     "probability of each class.",
 )
 
+METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 SORTABLE = ("epistemic", "aleatoric", "entropy", "mutual_information", "confidence", "path")
 WIDE = 100
-"""Terminals narrower than this show no entropies."""
+"""Narrower terminals show no entropies."""
 REASONS = 5
-"""So many errors are told on stderr; rows have them all."""
+"""How many errors are printed on stderr; the rows have them all."""
 
 
-def checked_seed(value: int) -> int:
-    """A seed that generators take."""
+def _checked_seed(value: int) -> int:
     if value > LARGEST_SEED:
         raise OptionError(f"--seed is {value}, but must be at most {LARGEST_SEED}.")
     return value
+
+
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed; the same seed repeats the result."),
+]
 
 
 def predict(
@@ -71,6 +78,14 @@ def predict(
         ),
     ],
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="weights (draws of the weights), local (draws of activations), moments (means and variances, without "
+            "draws) or mean (the mean weights alone).",
+        ),
+    ] = "weights",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -88,10 +103,7 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in memory at once.")] = 256,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, callback=checked_seed, help="Of the draws: the same gives the same."),
-    ] = 0,
+    seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -100,22 +112,28 @@ def predict(
 ) -> None:
     """Predict the class of images, with aleatoric and epistemic uncertainty."""
     require_choice("--sort", sort, (None, *SORTABLE))
+    require_choice("--method", method, METHODS)
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     write = writer(out) if out else None
     if run.suffix.lower() == ".onnx" and not run.is_dir():
-        _refuse(
-            context, ("samples", "checkpoint", "device"), f"{run}, an exported network that runs as it is on the CPU"
-        )
+        options = ("samples", "method", "seed", "checkpoint", "device")
+        _refuse(context, options, f"{run}, an exported network that runs as it is on the CPU")
         from dubito.export import OnnxModel
 
-        exported = OnnxModel(run, seed)
+        exported = OnnxModel(run)
         data, predict_all = exported.description.data, partial(_predict_exported, exported)
     else:
+        import torch
+
+        from dubito.prediction import Predictor
         from dubito.runs.run import Run
 
+        # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+        torch.set_flush_denormal(True)
         opened = Run.open(run)
         network = opened.load(checkpoint).to(choose_device(device))
-        data, predict_all = opened.data, partial(_predict, network, samples, seed)
+        predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
+        data, predict_all = opened.data, partial(_predict, predictor)
     reader = Reader(find_images(images, data), data)
     with progress_bar("Predicting", len(reader.images)) as advance:
         prediction = predict_all(reader, batch_size, advance)
@@ -148,36 +166,26 @@ def choose_device(name: str) -> torch.device:
 
 
 def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
-    """An error for options that were given although they make no sense for `what`."""
+    """Raise an error if one of these options was given, as it makes no sense for `what`."""
     for name in options:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OptionError(f"--{name} makes no sense for {what}; leave it out.")
 
 
-def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance: Any) -> Prediction | None:
+def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance: Advance) -> Prediction | None:
     from dubito.prediction import Prediction
 
     parts = [model.predict(images) for images in reader.byte_batches(batch_size, advance)]
     return Prediction.cat(parts) if parts else None
 
 
-def _predict(network: Any, samples: int, seed: int, reader: Reader, batch_size: int, advance: Any) -> Prediction | None:
+def _predict(predictor: Predictor, reader: Reader, batch_size: int, advance: Advance) -> Prediction | None:
     """The prediction of every image that can be read; None if there is none."""
-    import torch
+    from dubito.prediction import Prediction
 
-    import dubito
-
-    # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
-    torch.set_flush_denormal(True)
-    batches = reader.batches(batch_size, advance)
-    first = next(batches, None)
-    if first is None:
-        return None
-    generator = torch.Generator().manual_seed(seed)
-    # One call for all batches: networks that draw their weights then use the same ones for every image.
-    inputs = chain([first], batches)
-    return dubito.predict(network, inputs, samples, generator=generator, batch_size=batch_size, route="weights")
+    parts = [predictor(images).to("cpu") for images in reader.batches(batch_size, advance)]
+    return Prediction.cat(parts) if parts else None
 
 
 def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[str]) -> Table:
@@ -207,7 +215,7 @@ def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[
 
 
 def _numbers(tensor: Tensor) -> list[float]:
-    """A tensor as the shortest decimals that mean its single-precision numbers: 0.1, not 0.10000000149011612."""
+    """The numbers of a tensor with as many digits as single precision has: 0.1, not 0.10000000149011612."""
     return [float(text) for text in tensor.float().cpu().numpy().astype(str)]
 
 
@@ -258,7 +266,7 @@ def _cell(table: Table, name: str, number: int) -> str:
 
 
 def _tell_errors(reader: Reader) -> None:
-    """Say on stderr what could not be read; nothing at all is an error."""
+    """Print which images could not be read; an error if none could."""
     total, failed = len(reader.images), len(reader.errors)
     if not failed:
         return

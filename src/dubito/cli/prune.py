@@ -1,4 +1,4 @@
-"""`dubito prune`: weights that carry little signal become zero, in a run folder that is smaller for it."""
+"""`dubito prune`: set the weights with little signal to zero and write a smaller run folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import typer
 from dubito.cli.failure import Debug
 from dubito.cli.predict import require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
-from dubito.cli.terminal import Column, examples, print_table, progress_bar, size
+from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.errors import OptionError, RunError
+from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module as Network
 
-    from dubito.models import Network
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]
@@ -26,13 +27,13 @@ __all__ = ["EXAMPLES", "prune"]
 EXAMPLES = examples(
     "dubito prune runs/mnist --curve",
     "dubito prune runs/mnist --sparsity 0.9 --out runs/mnist-pruned",
-    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases make up for the mean output that "
-    "layers lose. Accuracies are those on the run's validation images; the pruned run is a run like any other, for "
-    "predict, evaluate and report.",
+    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases are corrected so that each "
+    "layer keeps its mean output. Accuracies are those on the run's validation images. The pruned run works with "
+    "predict, evaluate and report like any other.",
 )
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 TRAINING_IMAGES = 256
-"""On how many training images the layers keep their mean outputs."""
+"""How many training images the biases are corrected on."""
 _COPIED = ("config.yaml", "environment.json", "metrics.csv", "posterior.csv")
 
 
@@ -46,7 +47,7 @@ def prune(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The pruned run, or the place of a curve alone. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
+            help="Folder of the pruned run, or of the curve. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +62,8 @@ def prune(
     import torch
 
     from dubito.convert import prune as pruned
-    from dubito.runs.run import Run, refuse_existing
+    from dubito.files import refuse_existing
+    from dubito.runs.run import Run
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
@@ -129,17 +131,15 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
     from dubito.convert import weights_left
     from dubito.data import normalize
     from dubito.evaluation.metrics import accuracy, nll
-    from dubito.prediction import predict
+    from dubito.prediction import Predictor
 
     rows = []
     with progress_bar("Pruning", len(levels) * len(images.labels)) as advance:
         for level in levels:
             sparse = pruned(network, level, inputs=images.training)
-            parts = []
-            generator = torch.Generator().manual_seed(0)
+            predictor, parts = Predictor(sparse, samples), []
             for part in images.held_out.split(1000):
-                batch = normalize(part, run.data.mean, run.data.std)
-                parts.append(predict(sparse, batch, samples, generator=generator, route="weights").probs)
+                parts.append(predictor(normalize(part, run.data.mean, run.data.std)).probs)
                 advance(len(part))
             probs, labels = torch.cat(parts), images.labels
             row = {"sparsity": level, "weights": weights_left(sparse)}
@@ -148,9 +148,10 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
 
 
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
-    """The pruned network as a run folder of its own, and what it saves on disk."""
+    """Write the pruned network as a new run folder, and print how much smaller it is."""
     from dubito.convert import pack
-    from dubito.runs.run import NETWORK, Run, write_atomically
+    from dubito.files import write_atomically
+    from dubito.runs.run import NETWORK, Run
 
     tensors, shapes = pack({NETWORK + name: tensor for name, tensor in network.state_dict().items()})
     notes = {**run.read_checkpoint(checkpoint)[1], "pruned": shapes}
@@ -170,7 +171,7 @@ def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dic
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
     from dubito.evaluation.figures import draw, to_png
-    from dubito.runs.run import write_atomically
+    from dubito.files import write_atomically
 
     def paint(ax: Any) -> None:
         ax.plot([row["sparsity"] for row in rows], [row["accuracy"] for row in rows], marker="o", markersize=3)

@@ -45,7 +45,7 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Data set whose images should be found strange; may be given again. "
+            help="Out-of-distribution data set: its images should be uncertain. May be given several times. "
             "[dim]\\[default: as evaluated][/dim]",
             show_default=False,
         ),
@@ -60,7 +60,7 @@ def report(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a report to look at: how good a network is, and how far its doubts can be trusted."""
+    """Write an HTML report: how good a network is, and how far its uncertainties can be trusted."""
     folder, page = figures or run / "figures", out or run / "report.html"
     if any((run / name).exists() for name in ("config.yaml", "evaluation.json")):  # else there is more wrong with it
         for place in (page, folder / "figure"):

@@ -29,7 +29,7 @@ def writer(path: Path) -> Callable[[Table], None]:
         _pyarrow()
 
     def write(table: Table) -> None:
-        from dubito.runs.run import write_atomically
+        from dubito.files import write_atomically
 
         try:
             write_atomically(path, formats[suffix](table))

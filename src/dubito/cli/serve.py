@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.predict import choose_device, require_choice
-from dubito.cli.terminal import examples, progress_bar
+from dubito.cli.terminal import examples
 from dubito.errors import DubitoError, OptionError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ EXAMPLES = examples(
     "dubito serve runs/mnist --port 8080 --samples 30",
     "DUBITO_API_KEY=... dubito serve runs/mnist --host 0.0.0.0",
     "curl -F images=@photo.png http://127.0.0.1:8000/predict",
-    note="/docs of the running server says how to ask. Draws are new for every request, unless it gives a seed. Ctrl-C "
-    "or SIGTERM stops the server after it has answered what it accepted.",
+    note="/docs of the running server says how to ask. The same image always gets the same answer, unless a request "
+    "gives another seed. Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.",
 )
 
 
@@ -34,15 +34,15 @@ def serve(
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="sample, moments, or auto: the one that needs fewest passes.")
+        str, typer.Option(metavar="NAME", help="weights, local, moments or mean; auto is weights.")
     ] = "auto",
     api_key: Annotated[
         str | None,
         typer.Option(
             metavar="KEY",
             envvar="DUBITO_API_KEY",
-            help="What requests must have in the header X-API-Key; others on this machine can see it here, but not in "
-            "the environment.",
+            help="Key that requests must send in the header X-API-Key. Other users of this machine can see it on the "
+            "command line, but not in the environment.",
             show_default=False,
         ),
     ] = None,
@@ -50,28 +50,31 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name by which a proxy may ask; on 127.0.0.1 only that and localhost are answered.",
+            help="Another host name that requests may use, for a proxy; a server on 127.0.0.1 answers only that and "
+            "localhost.",
             show_default=False,
         ),
     ] = None,
-    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Images of a request.")] = 64,
-    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of a request.")] = 1000,
-    max_body: Annotated[float, typer.Option(metavar="MB", help="Size of a request.")] = 16,
-    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Pixels of a request.")] = 25,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images that share a forward pass.")] = 64,
+    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Most images in a request.")] = 64,
+    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most draws in a request.")] = 1000,
+    max_body: Annotated[float, typer.Option(metavar="MB", help="Largest size of a request.")] = 16,
+    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Most pixels in a request.")] = 25,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most images that share a forward pass.")] = 64,
     max_wait: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests on their way.")
+        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are arriving.")
     ] = 5,
-    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Images that may wait; more get 503.")] = 256,
-    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until a request has arrived.")] = 15,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Until it is answered.")] = 60,
+    max_queue: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most images in the queue; more are refused with 503.")
+    ] = 256,
+    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request to arrive.")] = 15,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time to answer a request.")] = 60,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
 ) -> None:
-    """Answer predictions over HTTP, with a page to try them on."""
+    """Serve predictions over HTTP, with a page to try them."""
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
         raise OptionError("--api-key must be printable ASCII characters, and at least one.")
@@ -126,7 +129,7 @@ def serve(
         left = serve_until_signal(service, access, listening, started)
     if left:
         raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
-    typer.echo("Stopped; everything that was accepted has been answered.")
+    typer.echo("Stopped; all accepted requests have been answered.")
 
 
 def _millions(name: str, value: float) -> int:
@@ -138,11 +141,8 @@ def _millions(name: str, value: float) -> int:
 def _validations(model: ServedModel) -> dict[str, Validation]:
     from dubito.serving.validation import find_validation
 
-    def progress(total: int) -> Any:
-        return progress_bar("Predicting validation images", total)
-
     try:
-        return {method: find_validation(model, method, progress=progress) for method in model.methods}
+        return {method: find_validation(model, method, progress=True) for method in model.methods}
     except DubitoError as error:
         typer.echo(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
         return {}

@@ -1,18 +1,16 @@
-"""Tables and progress bars, for people at a terminal and for files and pipes alike."""
+"""Tables, for people at a terminal and for files and pipes alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "examples", "print_table", "progress_bar", "size", "terminal_width"]
+__all__ = ["Column", "examples", "print_table", "size", "terminal_width"]
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,6 @@ def _print_plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
             for column, cell, width in zip(columns, line, widths, strict=True)
         )
         print("  ".join(cells).rstrip())
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Any]:
-    """A bar on stderr that disappears when done; gives a function that moves it on."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def size(count: int) -> str:

@@ -118,7 +118,7 @@ def _refuse_others(names: list[str]) -> None:
 def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     from dubito import training
     from dubito.data import open_dataset
-    from dubito.runs.run import refuse_existing
+    from dubito.files import refuse_existing
 
     folder = _folder(config, out)
     if is_main_process():

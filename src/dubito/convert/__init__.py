@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dubito.convert.conversion import deep_copy, obstacle, to_bayesian, to_deterministic
+from dubito.convert.bayesian import to_bayesian
+from dubito.convert.candidates import obstacle
+from dubito.convert.copying import deep_copy
+from dubito.convert.deterministic import to_deterministic
 from dubito.convert.logits import Logits
 from dubito.convert.pruning import pack, prune, sparsity, unpack, weights_left
 from dubito.convert.summary import Summary, summary

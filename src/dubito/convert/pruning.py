@@ -15,17 +15,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dubito.convert.conversion import deep_copy
+from dubito.convert.copying import deep_copy
 from dubito.errors import OptionError, ShapeError
-from dubito.estimators.base import estimator
-from dubito.layers.base import BayesLayer, BayesLinear
-from dubito.variational.posterior import Parameterization, Posterior
+from dubito.estimators import estimator
+from dubito.layers import BayesLayer, BayesLinear
+from dubito.variational.families import FAMILIES
+from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["GONE", "pack", "prune", "signal_to_noise", "sparsity", "unpack", "weights_left"]
+__all__ = ["pack", "prune", "signal_to_noise", "sparsity", "unpack", "weights_left"]
 
-GONE = {Parameterization.STD: -1e3, Parameterization.ALPHA: -2e3}
-"""The free parameter of a pruned weight: the logarithm of its standard deviation is below -1000, beyond float64."""
-KEPT = "_kept"
+KEPT = ".kept"
 """What the name of a packed weight's bits ends with."""
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
@@ -62,8 +61,7 @@ def prune(module: ModuleType, sparsity: float, *, inputs: Tensor | None = None, 
     with torch.no_grad():
         for q, part in zip(posteriors, gone.split([q.mean.numel() for q in posteriors]), strict=True):
             where = part.view(q.mean.shape).to(q.mean.device)
-            q.mean[where] = 0.0
-            q.free[where] = GONE[q.parameterization]
+            q.erase(where)
     if inputs is not None:
         _keep_mean_outputs(network, original, inputs)
     return network
@@ -87,9 +85,8 @@ def _keep_mean_outputs(pruned: nn.Module, original: nn.Module, inputs: Tensor) -
             lack = wanted.pop(name) - _channel_means(layer, output)  # once, at the first call
             std = layer.bias_std
             layer.bias_mean.add_(lack)
-            if std is not None:  # which `alpha` would have made grow with the mean
-                bias = layer.posteriors()["bias"]
-                bias.free.copy_(bias.parameterization.free(bias.mean, std))
+            if std is not None:  # some families tie it to the mean
+                layer.posteriors["bias"].set_std(std)  # type: ignore[operator]
             return output + (lack if isinstance(layer, BayesLinear) else lack.view(-1, *(1,) * (output.dim() - 2)))
 
         return hook
@@ -117,8 +114,8 @@ def _channel_means(layer: nn.Module, output: Tensor) -> Tensor:
 def signal_to_noise(posterior: Posterior) -> Tensor:
     """Log of |mu| / sigma of each weight; minus infinity for a mean of 0.
 
-    >>> q = Posterior(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 0.0]), Parameterization.ALPHA)
-    >>> signal_to_noise(q)
+    >>> from dubito.variational.families import StdPosterior
+    >>> signal_to_noise(StdPosterior(nn.Parameter(torch.tensor([0.0, 2.0])), std=2.0))
     tensor([-inf, 0.])
     """
     return posterior.mean.detach().to(posterior.log_std.dtype).abs().log() - posterior.log_std.detach()
@@ -145,31 +142,35 @@ def _is_gone(posterior: Posterior) -> Tensor:
 
 
 def _posteriors(module: nn.Module) -> list[Posterior]:
-    """The posterior of every Bayesian layer's weight; tied ones once."""
-    layers = [layer for layer in module.modules() if isinstance(layer, BayesLayer)]
-    found = {q.identity: q for q in (layer.posteriors()["weight"] for layer in layers)}
+    """The posterior of every weight that is no vector; tied ones once."""
+    found = [q for q in posteriors(module).values() if q.mean.dim() > 1]
     if not found:
         raise OptionError(
             f"The network ({type(module).__name__}) has no Bayesian layers, but |mu| / sigma needs a posterior: train "
             "one with inference vi, or convert it with to_bayesian and fine-tune."
         )
-    return list(found.values())
+    return found
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
     """Tensors of a state dict without the weights that are gone, and the shapes of those that were packed.
 
-    In place of ``NAME_mean`` and its free parameter are the values that are left, in order, and ``NAME_kept``, a bit
+    In place of the parameters of a posterior are the values that are left, in order, and ``POSTERIOR.kept``, a bit
     for each weight, eight to a byte. What has no pruned weights stays as it is.
     """
     packed, shapes = dict(tensors), {}
-    for kind, value in GONE.items():
-        for key in [key for key in tensors if key.endswith(f"_{kind.parameter}")]:
-            name = key.removesuffix(f"_{kind.parameter}")
-            mean, free = tensors[f"{name}_mean"], tensors[key]
-            kept = ~((mean == 0) & (free == value))
-            if not bool(kept.all()):
-                packed[f"{name}_mean"], packed[key], packed[name + KEPT] = mean[kept], free[kept], _to_bits(kept)
+    for erased in _erased_values():
+        for key in [key for key in tensors if key.endswith(".mean")]:
+            name = key.removesuffix(".mean")
+            if any(f"{name}.{part}" not in tensors for part in erased):
+                continue
+            mean = tensors[key]
+            gone = torch.ones_like(mean, dtype=torch.bool)
+            for part, value in erased.items():
+                gone &= tensors[f"{name}.{part}"] == value
+            if bool(gone.any()):
+                packed |= {f"{name}.{part}": tensors[f"{name}.{part}"][~gone] for part in erased}
+                packed[name + KEPT] = _to_bits(~gone)
                 shapes[name] = list(mean.shape)
     return packed, shapes
 
@@ -177,8 +178,7 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, li
 def unpack(tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors that :func:`pack` packed.
 
-    >>> state = {"mean": torch.tensor([0.0, 1.0]), "rho": torch.tensor([-1e3, 0.5])}
-    >>> state = {f"weight_{name}": tensor for name, tensor in state.items()}
+    >>> state = {"q.mean": torch.tensor([0.0, 1.0]), "q.rho": torch.tensor([-1e3, 0.5])}
     >>> all(torch.equal(tensor, state[name]) for name, tensor in unpack(*pack(state)).items())
     True
     """
@@ -186,13 +186,21 @@ def unpack(tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> dict[str
     for name, shape in shapes.items():
         size = torch.Size(shape)
         kept = _from_bits(whole.pop(name + KEPT), size.numel()).view(size)
-        for kind, value in {"mean": 0.0, **{kind.parameter: value for kind, value in GONE.items()}}.items():
-            if f"{name}_{kind}" in whole:
-                left = whole[f"{name}_{kind}"]
+        for erased in _erased_values():
+            if any(f"{name}.{part}" not in whole for part in erased):
+                continue
+            for part, value in erased.items():
+                left = whole[f"{name}.{part}"]
                 if left.numel() != int(kept.sum()):
-                    raise ValueError(f"{name}_{kind} has {left.numel()} values for {int(kept.sum())} weights")
-                whole[f"{name}_{kind}"] = torch.full(size, value, dtype=left.dtype).masked_scatter_(kept, left)
+                    raise ValueError(f"{name}.{part} has {left.numel()} values for {int(kept.sum())} weights")
+                whole[f"{name}.{part}"] = torch.full(size, value, dtype=left.dtype).masked_scatter_(kept, left)
+            break
     return whole
+
+
+def _erased_values() -> list[dict[str, float]]:
+    """The values of erased weights, for families with independent weights."""
+    return [kind.erased for kind in FAMILIES.values() if kind.independent]
 
 
 def _to_bits(kept: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dubito.convert.conversion import obstacle
-from dubito.layers.base import BayesLayer
+from dubito.convert.candidates import obstacle, own_parameters
+from dubito.layers import BayesLayer, DrawnParameter
+from dubito.variational.posterior import Posterior
+from dubito.variational.prior import Prior
 
 __all__ = ["Row", "Summary", "summary"]
 
@@ -83,21 +85,38 @@ def summary(module: nn.Module) -> Summary:
     <BLANKLINE>
     Bayesian: 1 of 3 modules, 18 of 114 weights.
     (1) to_bayesian was not asked to convert it
-    (2) normalisation stays as it is
+    (2) normalisation stays as it is unless `only` names its parameters
     """
-    rows, counted = [], set[int]()
+    rows: list[Row] = []
+    counted: set[int] = set()
     for name, part in module.named_modules():
+        if isinstance(part, (Posterior, Prior, DrawnParameter)):
+            continue
+        drawn = [q.mean for q in _own_posteriors(part)]
+        plain = [p for p in part.parameters(recurse=False) if id(p) not in {id(mean) for mean in drawn}]
         # Tied weights count where they first appear.
-        own = {key: p for key, p in part.named_parameters(recurse=False) if id(p) not in counted}
-        counted.update(map(id, own.values()))
-        if isinstance(part, BayesLayer):
-            weights = sum(parameter.numel() for key, parameter in own.items() if key.endswith("_mean"))
-            rows.append(Row(name, type(part).__name__, weights, True, None))
-        elif own or obstacle(part) is None:
-            weights = sum(0 if is_lazy(parameter) else parameter.numel() for parameter in own.values())
-            reason = obstacle(part) or "to_bayesian was not asked to convert it"
-            rows.append(Row(name, type(part).__name__, weights, False, reason))
+        own = [p for p in (*drawn, *plain) if id(p) not in counted]
+        counted.update(map(id, own))
+        if own or drawn or (obstacle(part) is None and own_parameters(part)):
+            reason = None if drawn else obstacle(part) or "to_bayesian was not asked to convert it"
+            weights = sum(0 if is_lazy(parameter) else parameter.numel() for parameter in own)
+            rows.append(Row(name, _kind(part), weights, bool(drawn), reason))
     return Summary(tuple(rows))
+
+
+def _own_posteriors(module: nn.Module) -> list[Posterior]:
+    """The posteriors of a module's own parameters."""
+    if isinstance(module, BayesLayer):
+        return [q for q in module.posteriors.values() if isinstance(q, Posterior)]
+    lists = module._modules.get("parametrizations")
+    parts = [parts[0] for parts in lists.values()] if isinstance(lists, nn.ModuleDict) else []  # type: ignore[index]
+    return [part.posterior for part in parts if isinstance(part, DrawnParameter)]
+
+
+def _kind(module: nn.Module) -> str:
+    """The name of its type, as it was before torch gave it computed parameters."""
+    kind = type(module)
+    return (kind.__bases__[0] if "parametrizations" in module._modules else kind).__name__
 
 
 def _fit(text: str, width: int) -> str:

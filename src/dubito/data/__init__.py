@@ -14,10 +14,12 @@
 
 from __future__ import annotations
 
-from dubito.data.batches import Augmentation, Batches, crop_and_flip, normalize
+from dubito.data.batches import Augmentation, Batches, crop_and_flip
 from dubito.data.dataset import Dataset, DataSource, load, open_dataset, statistics
 from dubito.data.download import Status, cache_folder, fetch, status
 from dubito.data.images import read_image, with_channels
+from dubito.data.noise import add_pixel_noise
+from dubito.data.normalization import channel_constants, normalize, standardize
 from dubito.data.registry import DATASETS, IMAGE_SIZE, Archive, DataFile, DatasetInfo, dataset_info
 from dubito.data.splits import split_validation
 
@@ -32,7 +34,9 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "Status",
+    "add_pixel_noise",
     "cache_folder",
+    "channel_constants",
     "crop_and_flip",
     "dataset_info",
     "fetch",
@@ -41,6 +45,7 @@ __all__ = [
     "open_dataset",
     "read_image",
     "split_validation",
+    "standardize",
     "statistics",
     "status",
     "with_channels",

@@ -13,9 +13,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dubito.data.normalization import channel_constants, per_channel, standardize
 from dubito.errors import DataError, OptionError, ShapeError
 
-__all__ = ["Augmentation", "Batches", "crop_and_flip", "key_seed", "normalize"]
+__all__ = ["Augmentation", "Batches", "crop_and_flip", "key_seed"]
 
 _ORDER, _AUGMENT = 0, 1
 _WORD = (1 << 64) - 1
@@ -105,8 +106,8 @@ class Batches:
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
-        self.mean, self.std = _per_channel(images.shape[1], mean, std)
-        self._shift, self._scale = _constants(self.mean, self.std, dtype, self.device)
+        self.mean, self.std = per_channel(images.shape[1], mean, std)
+        self._shift, self._scale = channel_constants(self.mean, self.std, dtype, self.device)
 
     @property
     def num_images(self) -> int:
@@ -119,16 +120,16 @@ class Batches:
 
     @property
     def sampler(self) -> Batches:
-        """Itself: Lightning calls `sampler.set_epoch` of a loader at the start of every epoch."""
+        """This object; Lightning calls `sampler.set_epoch` of a loader at the start of every epoch."""
         return self
 
     @property
     def batch_sampler(self) -> Batches:
-        """Itself, like `sampler`: Lightning asks for both."""
+        """This object too; Lightning asks for both."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the iterators that start from now on."""
+        """Set the epoch of the iterators that are made from now on."""
         if epoch < 0:
             raise OptionError(f"epoch is {epoch}, but must be 0 or more.")
         self.epoch = epoch
@@ -171,37 +172,8 @@ class Batches:
             if self.augment is not None:
                 generator = _generator(self.seed, epoch, _AUGMENT, batch, self.rank)
                 images = _augment(images, self.augment, generator)
-            images = _standardize(images, self._shift, self._scale, self.dtype)
+            images = standardize(images, self._shift, self._scale, self.dtype)
             yield images, labels.to(self.device, non_blocking=True)
-
-
-def normalize(
-    images: Tensor,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """(x / 255 - mean) / std of each channel, as `Batches` does it, for images that come from elsewhere.
-
-    >>> normalize(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8), mean=[0.5], std=[0.5]).unique().tolist()
-    [1.0]
-    """
-    mean, std = _per_channel(images.shape[-3], mean, std)
-    return _standardize(images, *_constants(mean, std, dtype, images.device), dtype)
-
-
-def _standardize(images: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    values = images.to(shift.dtype, copy=True)
-    return values.sub_(shift).div_(scale).to(dtype)
-
-
-def _constants(
-    mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Pixels are 0 .. 255, so the constants are scaled: (x / 255 - mean) / std = (x - 255 mean) / (255 std)."""
-    working = torch.float64 if dtype == torch.float64 else torch.float32
-    constants = torch.tensor([mean, std], dtype=torch.float64).mul(255).to(device, working)
-    return constants[0].view(-1, 1, 1), constants[1].view(-1, 1, 1)
 
 
 def _augment(images: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:
@@ -266,16 +238,3 @@ def key_seed(*key: int) -> int:
 
 def _generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(key_seed(*key))
-
-
-def _per_channel(
-    channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation, one a channel; those that change nothing if not given."""
-    means = (0.0,) * channels if mean is None else tuple(float(value) for value in mean)
-    stds = (1.0,) * channels if std is None else tuple(float(value) for value in std)
-    if len(means) != channels:
-        raise OptionError(f"mean is {means}, but must have {channels} numbers, one for each channel.")
-    if len(stds) != channels or min(stds) <= 0:
-        raise OptionError(f"std is {stds}, but must have {channels} positive numbers, one for each channel.")
-    return means, stds

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import zlib
@@ -26,6 +25,7 @@ from urllib.request import url2pathname
 
 from dubito.data.registry import DataFile, DatasetInfo, Split, dataset_info
 from dubito.errors import DataError, OptionError
+from dubito.progress import Advance, progress_bar
 
 __all__ = ["CACHE_VARIABLE", "MIRROR_VARIABLE", "Status", "cache_folder", "fetch", "status"]
 
@@ -291,6 +291,35 @@ class _WrongHashError(Exception):
     """What was downloaded is not what was published."""
 
 
+class _Bar:
+    """The progress bar as pooch uses it, which counts bytes and learns their number when the answer begins."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._complete = False
+
+    @property
+    def total(self) -> int:
+        """Only set, never read."""
+        return 0
+
+    @total.setter
+    def total(self, count: int) -> None:
+        self._advance(0, total=count // 1000 or None)
+
+    def update(self, count: int) -> None:
+        """So many more bytes have arrived."""
+        if not self._complete:
+            self._advance(count // 1000)
+
+    def reset(self) -> None:
+        """All bytes have arrived: pooch now counts them once more."""
+        self._complete = True
+
+    def close(self) -> None:
+        """The bar disappears by itself."""
+
+
 def _download(url: str, known_hash: str | None, path: Path) -> Path:
     """One file by pooch, checked against its hash."""
     import pooch
@@ -299,8 +328,9 @@ def _download(url: str, known_hash: str | None, path: Path) -> Path:
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT)
-        return Path(pooch.retrieve(url, known_hash, fname=path.name, path=path.parent, downloader=downloader))
+        with progress_bar(f"Downloading {path.name} (kB)") as advance:
+            downloader = pooch.HTTPDownloader(progressbar=_Bar(advance), timeout=_TIMEOUT)
+            return Path(pooch.retrieve(url, known_hash, fname=path.name, path=path.parent, downloader=downloader))
     except ValueError as error:
         if "does not match the known hash" in str(error):
             raise _WrongHashError(path.name) from error

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dubito.data.registry import IMAGE_SIZE, DatasetInfo, Split
+from dubito.data.registry import DatasetInfo, Split
 from dubito.errors import DataError
 
 __all__ = ["Bytes", "read_cifar", "read_class_names", "read_idx_images", "read_idx_labels", "read_official"]
@@ -25,7 +25,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _IMAGES_MAGIC = 0x00000803
 _LABELS_MAGIC = 0x00000801
-_PIXELS = 3 * IMAGE_SIZE * IMAGE_SIZE
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = 3 * 32 * 32
 _AGAIN = "delete it and get it again"
 
 
@@ -83,7 +84,7 @@ def read_cifar(
     and 3,072 pixels: red, green and blue planes.
     """
     path = Path(path)
-    record = label_bytes + _PIXELS
+    record = label_bytes + _CIFAR_PIXELS
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:
@@ -96,7 +97,7 @@ def read_cifar(
     records = content.reshape(-1, record)
     labels = records[:, label_bytes - 1]
     _check_labels(path, labels, classes)
-    return records[:, label_bytes:].reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE), labels
+    return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels
 
 
 def read_class_names(path: str | os.PathLike[str], expected: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ def _read_idx_pair(info: DatasetInfo, folder: Path, split: Split) -> tuple[Bytes
     images = read_idx_images(images_file)
     if len(images) != len(labels):
         raise DataError(f"{images_file} holds {len(images)} images, but {labels_file} {len(labels)} labels; {_AGAIN}.")
-    side = IMAGE_SIZE - 2 * info.padding
+    side = info.size - 2 * info.padding
     if images.shape[1:] != (side, side):
         shape = " x ".join(str(n) for n in images.shape[1:])
         raise DataError(f"{images_file} holds images of {shape} pixels, but must hold {side} x {side}; {_AGAIN}.")
@@ -152,7 +153,7 @@ def _read_cifar_files(info: DatasetInfo, folder: Path, split: Split) -> tuple[By
         if file.name.endswith(".txt"):
             read_class_names(folder / file.name, info.class_names)
             continue
-        count = file.size // (label_bytes + _PIXELS)
+        count = file.size // (label_bytes + _CIFAR_PIXELS)
         pair = read_cifar(folder / file.name, label_bytes, info.num_classes, count)
         images.append(pair[0])
         labels.append(pair[1])

@@ -1,4 +1,4 @@
-"""One image file to one tensor: every format that Pillow reads, in the shape and range that the networks expect."""
+"""From image files and pixels to tensors of one size: every format that Pillow reads becomes bytes (C, size, size)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from dubito.errors import DataError, OptionError
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "is_gray", "read_image", "resize", "with_channels"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "is_gray", "read_image", "resize", "resize_all", "with_channels"]
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm"}
@@ -70,6 +71,28 @@ def resize(picture: Picture, size: int = IMAGE_SIZE, padding: int = 0) -> Tensor
     image = torch.zeros(len(pixels), size, size, dtype=torch.uint8)
     image[:, padding : padding + inner, padding : padding + inner] = torch.from_numpy(pixels.copy())
     return image
+
+
+def resize_all(pixels: npt.NDArray[np.uint8], size: int, padding: int = 0) -> Tensor:
+    """Images (N, C, H, W) of bytes as (N, C, size, size), each treated as `resize` does it.
+
+    >>> resize_all(np.full((2, 1, 28, 28), 9, np.uint8), size=32, padding=2)[0, 0, :3, 16].tolist()
+    [0, 0, 9]
+    """
+    from PIL import Image
+
+    if pixels.shape[2:] == (size, size):
+        return torch.from_numpy(np.array(pixels, order="C"))
+    inner = size - 2 * padding
+    images = torch.zeros(*pixels.shape[:2], size, size, dtype=torch.uint8)
+    if pixels.shape[2:] == (inner, inner):
+        inside = slice(padding, size - padding)
+        images.numpy()[:, :, inside, inside] = pixels
+        return images
+    for index, image in enumerate(pixels):
+        plane = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        images[index] = resize(Image.fromarray(np.ascontiguousarray(plane)), size, padding)
+    return images
 
 
 def with_channels(images: Tensor, channels: int) -> Tensor:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dubito.data.images import IMAGE_SUFFIXES, is_gray, read_image, resize
-from dubito.data.registry import IMAGE_SIZE, Split
+from dubito.data.images import IMAGE_SUFFIXES, is_gray, read_image, resize_all
+from dubito.data.registry import Split
 from dubito.data.splits import split_validation
 from dubito.errors import DataError
 
@@ -61,12 +61,12 @@ class ClassFolders:
         chosen = train if split == "train" else test
         return [paths[index] for index in chosen.tolist()], labels[chosen]
 
-    def read(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Images (N, C, 32, 32) and labels (N,) of a split."""
+    def read(self, split: Split, size: int) -> tuple[Tensor, Tensor]:
+        """Images (N, C, size, size) and labels (N,) of a split."""
         paths, labels = self.paths(split)
-        images = torch.empty(len(paths), self.channels, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.uint8)
+        images = torch.empty(len(paths), self.channels, size, size, dtype=torch.uint8)
         for index, path in enumerate(paths):
-            images[index] = read_image(path, self.channels)
+            images[index] = read_image(path, self.channels, size)
         return images, labels
 
     def _listed(self, root: Path) -> tuple[list[Path], Tensor]:
@@ -133,8 +133,8 @@ class NumpyArchive:
         """1 or 3, by the shape of the training images."""
         return _channels_first(self._array(self._keys["train"][0]), self._where(self._keys["train"][0])).shape[1]
 
-    def read(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Images (N, C, 32, 32) and labels (N,) of a split."""
+    def read(self, split: Split, size: int) -> tuple[Tensor, Tensor]:
+        """Images (N, C, size, size) and labels (N,) of a split."""
         image_key, label_key = self._keys[split]
         labels = self._labels(label_key)
         images = _channels_first(self._array(image_key), self._where(image_key))
@@ -154,7 +154,7 @@ class NumpyArchive:
                 f"{self._where(image_key)} has {images.shape[1]} channels, but the training images have "
                 f"{self.channels}."
             )
-        return _resized(_to_bytes(images, self._where(image_key))), labels
+        return resize_all(_to_bytes(images, self._where(image_key)), size), labels
 
     def _labels(self, key: str) -> Tensor:
         labels = self._array(key)
@@ -220,19 +220,6 @@ def _to_bytes(images: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8]:
             f"{where} has floats from {images.min():g} to {images.max():g}, but floats must lie in [0, 1]; scale them."
         )
     return np.rint(images * 255).astype(np.uint8)
-
-
-def _resized(images: npt.NDArray[np.uint8]) -> Tensor:
-    """(N, C, H, W) as (N, C, 32, 32), by Pillow like every other image."""
-    if images.shape[2:] == (IMAGE_SIZE, IMAGE_SIZE):
-        return torch.from_numpy(np.array(images, order="C"))
-    from PIL import Image
-
-    result = torch.empty(len(images), images.shape[1], IMAGE_SIZE, IMAGE_SIZE, dtype=torch.uint8)
-    for index, pixels in enumerate(images):
-        gray = len(pixels) == 1
-        result[index] = resize(Image.fromarray(np.ascontiguousarray(pixels[0] if gray else pixels.transpose(1, 2, 0))))
-    return result
 
 
 def _class_folders(root: Path) -> list[Path]:

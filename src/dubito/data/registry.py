@@ -1,8 +1,8 @@
 """The data sets that dubito knows by name: one table that the code, the command line, the tests and the docs read.
 
-Means and standard deviations are those of the training images as the networks see them, 32 x 32 and in [0, 1], so
-the zero padding of the MNIST family counts. `dubito.data.statistics(dubito.data.load(NAME, "train").images)` gives
-them again.
+Means and standard deviations are those of the training images as the networks see them, in the data set's size and
+in [0, 1], so the zero padding of the MNIST family counts. `dubito.data.statistics(dubito.data.load(NAME,
+"train").images)` computes them again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Split = Literal["train", "test"]
 Format = Literal["embedded", "idx", "cifar10", "cifar100"]
 
 IMAGE_SIZE = 32
-"""The side of every image that leaves the data layer."""
+"""Height and width of images that leave the data layer, unless another size is asked for."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,10 @@ class DatasetInfo:
     flip: bool
     """Whether a mirrored image keeps its label, so that flipping augments."""
     flip_reason: str
+    size: int = IMAGE_SIZE
+    """Height and width of the images that are given to a network."""
     padding: int = 0
-    """Black pixels added on each side of the original image to make it 32 x 32."""
+    """Black pixels that were added on each side of the original image to make it `size` x `size`."""
     folder: str = ""
     """The folder that holds the files, in a mirror and in the cache."""
     files: tuple[DataFile, ...] = ()

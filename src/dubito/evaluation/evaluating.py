@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -25,6 +24,8 @@ from dubito.evaluation.noise import noise_level, noisy_batches
 from dubito.evaluation.storage import fingerprint
 from dubito.evaluation.summary import plain, summarize
 from dubito.prediction import Ensemble, Prediction, Predictor, decompose, pool
+from dubito.prediction.weights import seeds_of
+from dubito.progress import progress_bar
 from dubito.runs.run import Run
 
 __all__ = ["evaluate"]
@@ -94,7 +95,7 @@ def evaluate(
     for name in ood:
         open_dataset(name)
     test, held_out = own_test_images(opened[0], data), held_out_images(opened, data)
-    strange = {name: test_images(name, opened[0].data.channels) for name in dict.fromkeys(ood)}
+    strange = {name: test_images(name, opened[0]) for name in dict.fromkeys(ood)}
     if place_of(test.name) in map(place_of, strange):
         raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
     chosen = _some(len(test), noise_images, seed)
@@ -136,7 +137,12 @@ def _evaluate_module(
         raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
     inputs, labels = _labelled(batches)
     watch = perf_counter()
-    drawn = [_draw(predictor, inputs) for predictor in _predictors(network.to(options.device), options)]
+    members = list(network.members) if isinstance(network, Ensemble) else [network]
+    seeds = _member_seeds(options.seed, len(members))
+    drawn = [
+        _draw(_predictor(member.to(options.device), options, seed), inputs)
+        for member, seed in zip(members, seeds, strict=True)
+    ]
     forward = perf_counter() - watch
     test = _joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
     names = tuple(map(str, range(test.prediction.probs.shape[1])))
@@ -203,13 +209,13 @@ class _Drawn:
     unit: str
 
 
-def _predictors(network: nn.Module, options: _Options, member: int = 0) -> list[Predictor]:
-    """One for each network: an ensemble's members have draws of their own."""
-    members = list(network.members) if isinstance(network, Ensemble) else [network]
-    return [
-        Predictor(part, options.samples, seed=options.seed + member + number, batch_size=options.batch_size)
-        for number, part in enumerate(members)
-    ]
+def _predictor(network: nn.Module, options: _Options, seed: int) -> Predictor:
+    return Predictor(network, options.samples, seed=seed, batch_size=options.batch_size)
+
+
+def _member_seeds(seed: int, members: int) -> list[int]:
+    """The seed of each member, as a Predictor of the ensemble has it."""
+    return [seed] if members == 1 else seeds_of(seed, members)
 
 
 def _draw(predictor: Predictor, batches: Iterable[Tensor]) -> _Drawn:
@@ -245,9 +251,10 @@ def _predict_jobs(
     """What the runs together predict for the images of every job, and the seconds that the predictions took."""
     drawn: dict[str, list[_Drawn]] = {key: [] for key in jobs}
     seconds = 0.0
-    with _progress_bar(len(runs) * sum(len(job.part) for job in jobs.values()), options.progress) as advance:
-        for member, run in enumerate(runs):
-            (predictor,) = _predictors(run.load(checkpoint).to(options.device), options, member)
+    total = len(runs) * sum(len(job.part) for job in jobs.values())
+    with progress_bar("Evaluating", total, shown=options.progress) as advance:
+        for run, seed in zip(runs, _member_seeds(options.seed, len(runs)), strict=True):
+            predictor = _predictor(run.load(checkpoint).to(options.device), options, seed)
             if len(runs) > 1 and predictor.head.unit != "probability":
                 raise OptionError(
                     f"{run.path} has the {predictor.head.name} head, whose uncertainties are those of logits: it "
@@ -268,21 +275,6 @@ def _predict_jobs(
             empty = _joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
             found[key] = empty[:0]
     return found, seconds
-
-
-@contextmanager
-def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    if not shown:
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("Evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 # ---- options and runs ----------------------------------------------------------------------------------------------

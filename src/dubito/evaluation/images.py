@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, Dataset, open_dataset, split_validation, with_channels
+from dubito.data import DATASETS, Dataset, open_dataset, with_channels
 from dubito.errors import DataError, RunError
 from dubito.runs.run import Run
 
 __all__ = ["found_at", "held_out_images", "images_again", "own_test_images", "place_of", "test_images"]
 
 
-def test_images(data: str, channels: int) -> Dataset:
-    """The test split of a data set, gray or colour as the network takes it."""
-    part = open_dataset(data).test()
+def test_images(data: str, run: Run) -> Dataset:
+    """The test split of a data set, in the size and with the channels that the run's network takes."""
+    part = open_dataset(data, size=run.data.size).test()
     if not len(part):
         raise DataError(f"{data} has no test images.")
-    images = with_channels(part.images, channels)
+    images = with_channels(part.images, run.data.channels)
     return Dataset(images, part.labels, part.class_names, data, part.mean, part.std)
 
 
@@ -40,7 +40,7 @@ def own_test_images(run: Run, data: str | None) -> Dataset:
             else f"the classes {_listed(classes)}, but the network of {run.path} tells {_listed(known)} apart"
         )
         raise DataError(f"{data} has {what}; as other images it can be given as --ood {data}.")
-    return test_images(data, run.data.channels)
+    return test_images(data, run)
 
 
 def _require_data(run: Run) -> None:
@@ -60,24 +60,14 @@ def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
 
     `moved` is where the data may be found if it is not in its place any more.
     """
-    data = runs[0].config.data
-    try:
-        source = runs[0].open_data()
-    except RunError:
-        if moved is None:
-            raise
-        data, source = moved, open_dataset(moved)
-    whole = source.train()
+    whole = runs[0].open_data(moved).train()
     shared = torch.ones(len(whole), dtype=torch.bool)
     for run in runs:
-        kept, held_out = split_validation(whole.labels, run.config.validation_fraction, run.config.seed)
-        if len(kept) != run.data.num_data or whole.class_names != run.data.class_names:
-            raise RunError(f"{data} is not what {run.path} was trained on any more, so what it held out is not known.")
         mine = torch.zeros_like(shared)
-        mine[held_out] = True
+        mine[run.split(whole)[1]] = True
         shared &= mine
     images = whole.images[shared]
-    return Dataset(images, whole.labels[shared], whole.class_names, data, whole.mean, whole.std)
+    return Dataset(images, whole.labels[shared], whole.class_names, whole.name, whole.mean, whole.std)
 
 
 def images_again(name: str, runs: Sequence[Run], places: Mapping[str, str]) -> Tensor:
@@ -89,7 +79,7 @@ def images_again(name: str, runs: Sequence[Run], places: Mapping[str, str]) -> T
     data = found_at(data, places)
     if part == "validation":
         return held_out_images(runs, None if data == runs[0].config.data else data).images
-    return test_images(data, runs[0].data.channels).images
+    return test_images(data, runs[0]).images
 
 
 def found_at(data: str, places: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dubito.data import normalize
+from dubito.data import add_pixel_noise, normalize
 from dubito.evaluation import metrics
 from dubito.evaluation.intervals import measure
 from dubito.evaluation.statistics import MEANS, MeanUncertainties
@@ -66,10 +66,7 @@ def noisy_batches(
     two levels is that of the level alone. `advance` is told how many images are done.
     """
     generator = torch.Generator().manual_seed(seed)
-    std = torch.tensor(run.data.std).view(-1, 1, 1)
     for part in images.split(size):
-        batch = normalize(part, run.data.mean, run.data.std)
-        if gamma > 0:
-            batch += torch.randn(batch.shape, generator=generator) * (gamma / std)
-        yield batch
+        pixels = add_pixel_noise(part, gamma, generator) if gamma > 0 else part
+        yield normalize(pixels, run.data.mean, run.data.std)
         advance(len(part))

@@ -22,7 +22,8 @@ from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
 from dubito.evaluation.storage import kept_settings
-from dubito.runs.run import Run, write_atomically
+from dubito.files import write_atomically
+from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import nn

@@ -23,8 +23,9 @@ from dubito.errors import RunError
 from dubito.evaluation.evaluation import Evaluated, Evaluation
 from dubito.evaluation.images import found_at, images_again
 from dubito.evaluation.noise import NoiseLevel
+from dubito.files import write_atomically
 from dubito.prediction import Prediction
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 __all__ = ["fingerprint", "kept_settings", "load", "save"]
 

@@ -1,10 +1,11 @@
 """A trained network as one file that needs no dubito: bytes of images in, probabilities and uncertainties out.
 
-- ``moments``: one deterministic pass of means and variances, see :mod:`dubito.prediction.moments`;
-- ``draws``: draws of the weights, or of dropout's masks, inside the graph, for runtimes with a random operator;
+- ``draws``: the drawn networks of ``dubito.Predictor(network, samples, seed=0)``, so that the file gives the same
+  numbers as the predictor, every time;
+- ``moments``: one pass of means and variances, see :mod:`dubito.prediction.moments`;
 - ``mean``: the network of the posterior means, which knows no epistemic uncertainty.
 
-The graph normalises the images itself. Class names and how to read an image travel in the file.
+The graph normalises the images itself. The file also holds the class names and how to read an image.
 """
 
 from dubito.export.description import Description, What

@@ -1,4 +1,4 @@
-"""What an exported file says of itself: JSON, checked when it is read, for anybody may have written it."""
+"""What an exported file says about itself: JSON, which is checked when it is read, as anybody may have written it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from enum import Enum
 from typing import Any
 
 from dubito import __version__
-from dubito.data import IMAGE_SIZE
 from dubito.errors import DataError
 from dubito.heads import HEADS
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 
 __all__ = ["KEY", "Description", "What"]
 
@@ -22,23 +21,22 @@ FORMAT = 1
 
 
 class What(str, Enum):
-    """What of a network is exported."""
+    """Which prediction of a network is exported."""
 
-    MOMENTS = "moments"
     DRAWS = "draws"
+    MOMENTS = "moments"
     MEAN = "mean"
 
 
 @dataclass(frozen=True)
 class Description:
-    """What travels in an exported file.
+    """What an exported file says about itself.
 
     Attributes:
-        what: ``moments``, ``draws`` or ``mean``.
+        what: ``draws``, ``moments`` or ``mean``.
         head: how outputs became probabilities; the graph does it.
-        data: class names, and how an image file is to be read; the graph normalises.
+        data: class names, and how an image file is to be read: as (channels, size, size) bytes. The graph normalises.
         samples: draws in the graph, with ``draws``.
-        size: images are (N, channels, size, size) of bytes.
         version: of dubito.
     """
 
@@ -46,26 +44,23 @@ class Description:
     head: str
     data: DataDescription
     samples: int | None = None
-    size: int = IMAGE_SIZE
     version: str = __version__
 
     def to_json(self) -> str:
-        """The text that goes into the file."""
+        """The description as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Description:
-        """The description that a file holds; a DataError says what is wrong with it."""
+        """Read a description; a DataError says what is wrong with it."""
         try:
             content = json.loads(text)
             if content["format"] != FORMAT:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
                 )
-            data = {field.name: content["data"][field.name] for field in fields(DataDescription)}
-            data.update({name: tuple(data[name]) for name in ("class_names", "mean", "std")})
             own = {field.name: content[field.name] for field in fields(cls)}
-            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription(**data)})
+            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription.of(own["data"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
@@ -77,17 +72,14 @@ class Description:
         return description
 
     def mistake(self) -> str | None:
-        """What makes no sense here, None if all does."""
+        """The name of the first field that is not valid, or None."""
         data = self.data
         texts = (self.head, self.version, data.name, *data.class_names)
         sound: dict[str, bool] = {
             "texts": all(isinstance(text, str) for text in texts),
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
-            "size": self.size == IMAGE_SIZE,
             "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
-            "channels": data.channels in (1, 3) and _is_count(data.channels),
-            "padding": data.padding == 0 or (_is_count(data.padding) and 2 * data.padding < IMAGE_SIZE),
             "mean": _are_finite(data.mean, data.channels),
             "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
         }

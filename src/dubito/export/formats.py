@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -22,11 +23,13 @@ from dubito.runs.run import DataDescription
 __all__ = ["Format", "export"]
 
 TOLERANCE = 1e-4
-"""By how much the numbers of a file may differ from the network's."""
+"""By how much the numbers of a file may differ from the predictor's."""
+LARGEST = 2_000_000_000
+"""Bytes of weights that fit into an ONNX file, a single protocol buffer."""
 
 
 class Format(str, Enum):
-    """What kind of file is made."""
+    """The format of the file."""
 
     ONNX = "onnx"
     TORCH = "torch"
@@ -42,16 +45,17 @@ def export(
     """The content of a file that predicts as the network does, without dubito.
 
     Args:
-        network: a classifier of images (C, 32, 32) with a head of its own.
+        network: a classifier of images with a head of its own.
         data: class names, and how images are read and normalised; a run has it as ``run.data``.
         format: ``onnx``, or ``torch`` for what `torch.export.load` reads.
-        what: ``moments``, ``draws`` or ``mean``; None for moments of a Bayesian network, draws of MC dropout, and the
-            mean of a point estimate.
+        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
+            dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
     """
     kind = choose(Format, format, "format")
     graph = make_graph(network, data, what, samples)
-    description = Description(graph.what, graph.head.name, data, graph.samples)
+    samples_inside = graph.predictor.samples if graph.what is What.DRAWS else None
+    description = Description(graph.what, graph.head.name, data, samples_inside)
     wrong = description.mistake()
     if wrong:
         raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")
@@ -66,13 +70,14 @@ def _to_torch(graph: PredictionGraph, description: Description) -> bytes:
 
 
 def _to_onnx(graph: PredictionGraph, description: Description) -> bytes:
-    """An ONNX model that holds all its weights, checked against the network where it is deterministic."""
+    """An ONNX model that holds all its weights; its numbers are compared with the predictor's."""
     try:
         import onnx
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         raise DubitoError(f"ONNX needs {error.name}, which is missing: pip install 'dubito[onnx]'.") from None
+    _require_small(graph)
     program = _program(graph, description)
     with _explained(graph, "ONNX"), _quiet():
         made = torch.onnx.export(
@@ -105,12 +110,12 @@ def _program(graph: PredictionGraph, description: Description) -> torch.export.E
 
 
 def _images(description: Description, count: int) -> Tensor:
-    shape = (count, description.data.channels, description.size, description.size)
+    shape = (count, description.data.channels, description.data.size, description.data.size)
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def _tidy(model: Any) -> None:
-    """Leave out what only says where in the source an operation came from, and call the batch by its name."""
+    """Remove notes about the source code that an operation came from, and name the batch axis."""
     del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
     model.producer_name, model.producer_version = KEY, ""
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
@@ -119,16 +124,21 @@ def _tidy(model: Any) -> None:
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
 
 
+def _require_small(graph: PredictionGraph) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    if size > LARGEST:
+        raise OptionError(
+            f"The weights of the file would take {size / 1e9:.1f} GB, but an ONNX file holds at most 2 GB: give fewer "
+            "samples, or what='moments'."
+        )
+
+
 def _require_same(graph: PredictionGraph, model: OnnxModel, description: Description) -> None:
     for count in (1, 3):
         images = _images(description, count)
-        found = model.predict(images)
-        if graph.what is What.DRAWS:
-            continue  # that it runs is all that can be asked
-        with torch.no_grad():
-            expected = dict(zip(OUTPUTS.values(), graph(images), strict=True))
-        for name, tensor in expected.items():
-            worst = float((getattr(found, name) - tensor).abs().max())
+        found, expected = model.predict(images), graph.predictor(graph.prepare(images))
+        for name in OUTPUTS.values():
+            worst = float((getattr(found, name) - getattr(expected, name).cpu()).abs().max())
             if not worst <= TOLERANCE:
                 raise RunError(
                     f"The ONNX model was not written: its {name} differs from the network's by {worst:.2g}, more than "
@@ -138,7 +148,7 @@ def _require_same(graph: PredictionGraph, model: OnnxModel, description: Descrip
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of operators that are not there."""
+    """Without torch's warnings about operators that it does not find."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -150,11 +160,13 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(graph: PredictionGraph, goal: str) -> Iterator[None]:
-    """An error inside names the module that cannot be exported, and its place in the network."""
+    """Turn an error inside into one that names the module that cannot be exported."""
     try:
         yield
     except DubitoError as error:
-        text = str(error).replace("method='moments'", "what='moments'").replace("method='sample'", "what='draws'")
+        text = str(error)
+        for method, what in (("moments", "moments"), ("weights", "draws"), ("sample", "draws")):
+            text = text.replace(f"method='{method}'", f"what='{what}'")
         raise type(error)(text) from error
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
@@ -163,16 +175,16 @@ def _explained(graph: PredictionGraph, goal: str) -> Iterator[None]:
 
 def _place(graph: PredictionGraph, error: BaseException) -> str:
     """The innermost module of the network that was running, or whose operation was being translated."""
-    names = {id(module): name for name, module in graph.network.named_modules()}
-    found = ("", type(graph.network).__name__)
+    names = {id(part): name for network in graph.networks for name, part in network.named_modules()}
+    found = ("", type(graph.networks[0]).__name__)
     for frame in _frames(error):
         running, node = frame.f_locals.get("self"), frame.f_locals.get("node")
         if isinstance(running, nn.Module) and id(running) in names:
             found = (names[id(running)], type(running).__name__)
         elif isinstance(node, torch.fx.Node):
             for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-                if path.startswith("network."):
-                    found = (path.removeprefix("network."), str(getattr(kind, "__name__", kind)).rpartition(".")[2])
+                if inside := re.match(r"networks\.\d+\.(.+)", path):
+                    found = (inside[1], str(getattr(kind, "__name__", kind)).rpartition(".")[2])
     return f"{found[0]!r} ({found[1]})" if found[0] else f"The network ({found[1]})"
 
 

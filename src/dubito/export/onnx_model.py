@@ -1,6 +1,6 @@
 """An exported ONNX file, run by ONNX Runtime.
 
-The file may come from anybody: it is parsed by ONNX Runtime alone, and what it says of itself is checked.
+The file may come from anybody: only ONNX Runtime parses it, and its description is checked.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class OnnxModel:
 
     Args:
         content: the file, or its bytes.
-        seed: of the draws inside, if it draws.
     """
 
-    def __init__(self, content: str | os.PathLike[str] | bytes, seed: int | None = None) -> None:
+    def __init__(self, content: str | os.PathLike[str] | bytes) -> None:
         self.name = "The model" if isinstance(content, bytes) else str(content)
-        self._session = _session(content, self.name, seed)
+        self._session = _session(content, self.name)
         described = self._session.get_modelmeta().custom_metadata_map.get(KEY)
         if described is None:
             raise DataError(f"{self.name} was not exported by dubito; `dubito export RUN` makes a file that was.")
@@ -41,7 +40,7 @@ class OnnxModel:
         self._require_interface()
 
     def _require_interface(self) -> None:
-        data, size = self.description.data, self.description.size
+        data, size = self.description.data, self.description.data.size
         inputs = [(i.name, i.type, list(i.shape[1:])) for i in self._session.get_inputs()]
         outputs = [output.name for output in self._session.get_outputs()]
         if inputs != [("images", "tensor(uint8)", [data.channels, size, size])] or outputs != list(OUTPUTS):
@@ -51,8 +50,8 @@ class OnnxModel:
             )
 
     def predict(self, images: Tensor) -> Prediction:
-        """The prediction of uint8 images (N, C, 32, 32), without any preparation."""
-        data, size = self.description.data, self.description.size
+        """The prediction of uint8 images (N, C, H, W), without any preparation."""
+        data, size = self.description.data, self.description.data.size
         if images.dtype is not torch.uint8 or images.shape[1:] != (data.channels, size, size):
             raise ShapeError(
                 f"The images are {images.dtype} {tuple(images.shape)}, but must be torch.uint8 "
@@ -73,7 +72,7 @@ class OnnxModel:
         return Prediction(**values, samples=self.description.samples or 1)
 
 
-def _session(content: str | os.PathLike[str] | bytes, name: str, seed: int | None) -> Any:
+def _session(content: str | os.PathLike[str] | bytes, name: str) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -83,8 +82,6 @@ def _session(content: str | os.PathLike[str] | bytes, name: str, seed: int | Non
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
     options.intra_op_num_threads = torch.get_num_threads()
-    if seed is not None:
-        onnxruntime.set_seed(seed)  # of the sessions that are made from now on
     source = content if isinstance(content, bytes) else os.fspath(content)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -3,47 +3,46 @@
 F(x, mu) + eps * sqrt(F(x^2, sigma^2)) written with torch's operations keeps six tensors of the output's size for the
 backward pass and allocates as many again. Written out, it works in place and keeps two: the input, which the previous
 layer keeps anyway, and h = eps / sqrt(v), twice the derivative of the output with respect to its variance v: so the
-factors 2 of the squares cancel. The squares are computed again. :class:`dubito.estimators.Local` has the plain formula,
-which tests compare with this.
+factors 2 of the squares cancel. The squares are computed again.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dubito.kernels.autograd import differentiable_gradients, not_a_view
-from dubito.kernels.linear_maps import LinearMap
-from dubito.kernels.noise import standard_normal_like
+from dubito.kernels.eager import runs_eagerly
+from dubito.linear_map import Convolution, LinearMap
 
-__all__ = ["local_reparameterization"]
+__all__ = ["applies", "compute"]
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def local_reparameterization(
+def applies(
     linear_map: LinearMap, x: Tensor, mean: tuple[Tensor, Tensor | None], std: tuple[Tensor, Tensor | None]
+) -> bool:
+    """Whether `x` is a batch and all tensors are ordinary."""
+    return isinstance(x, Tensor) and linear_map.is_batched(x) and runs_eagerly(x, *mean, *std)
+
+
+def compute(
+    linear_map: LinearMap,
+    x: Tensor,
+    mean: tuple[Tensor, Tensor | None],
+    std: tuple[Tensor, Tensor | None],
+    noise: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """A draw of F(x, w) for each output element by itself; `mean` and `std` are those of weight and bias."""
-    if torch.is_grad_enabled():
-        result: Tensor = _Local.apply(linear_map, x, *mean, *std)
-        return result
-    output, _, _ = _draw(linear_map, x, *mean, *std)
-    return output
+    """F(x, mu) + noise * sqrt(F(x^2, sigma^2)); `mean` and `std` are those of weight and bias.
 
-
-def _draw(
-    linear_map: LinearMap, x: Tensor, mean: Tensor, bias_mean: Tensor | None, std: Tensor, bias_std: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, its standard deviation and the noise."""
-    output = linear_map(x, mean, bias_mean)
-    deviation = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
-    # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor.
-    deviation.clamp_min_(torch.finfo(deviation.dtype).tiny).sqrt_()
-    noise = standard_normal_like(output)
-    return output.addcmul_(deviation, noise), deviation, noise
+    `noise` makes fresh noise with the shape of a tensor.
+    """
+    result: Tensor = _Local.apply(linear_map, x, *mean, *std, noise)
+    return result
 
 
 class _Local(torch.autograd.Function):
@@ -56,48 +55,84 @@ class _Local(torch.autograd.Function):
         bias_mean: Tensor | None,
         std: Tensor,
         bias_std: Tensor | None,
+        make_noise: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        output, deviation, noise = _draw(linear_map, x, mean, bias_mean, std, bias_std)
+        output = linear_map(x, mean, bias_mean)
+        noise = make_noise(output)
+        deviation = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
+        # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor.
+        tiny = torch.finfo(deviation.dtype).tiny
+        deviation.clamp_min_(tiny).sqrt_()
+        output = torch.addcmul(output, deviation, noise, out=None if output._is_view() else output)
         # Where the variance has its floor, its gradient is 0.
-        floor = math.sqrt(torch.finfo(deviation.dtype).tiny)
-        torch.threshold_(deviation, floor * (1 + 1e-6), math.inf)
+        torch.threshold_(deviation, math.sqrt(tiny) * (1 + 1e-6), math.inf)
         ctx.linear_map = linear_map
-        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise.div_(deviation))
-        return not_a_view(output)
+        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise / deviation)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, mean, bias_mean, std, bias_std, scaled = ctx.saved_tensors
+        x, mean, _, std, bias_std, scaled = ctx.saved_tensors
         (gradient,) = gradients
-        _, need_x, need_mean, need_bias_mean, need_std, need_bias_std = ctx.needs_input_grad
+        _, need_x, need_mean, need_bias_mean, need_std, need_bias_std, _ = ctx.needs_input_grad
         linear_map: LinearMap = ctx.linear_map
         if torch.is_grad_enabled():  # a second derivative is wanted
-            plain, inputs = partial(_same_draw, linear_map, scaled), (x, mean, bias_mean, std, bias_std)
-            return (None, *differentiable_gradients(plain, inputs, ctx.needs_input_grad[1:], gradient))
+            return _differentiable(linear_map, scaled, ctx.saved_tensors[:5], ctx.needs_input_grad[1:6], gradient)
         needs = (need_x, need_std, need_bias_std)
         of_square = of_std = of_bias_std = None
         if any(needs):  # first the variance, whose many temporary tensors are then gone
-            of_square, of_std, of_bias_std = linear_map.gradients(gradient * scaled, x.square(), std.square(), needs)
-        of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, (need_x, need_mean, need_bias_mean))
+            of_square, of_std, of_bias_std = _gradients(linear_map, gradient * scaled, x.square(), std.square(), needs)
+        needs = (need_x, need_mean, need_bias_mean)
+        of_x, of_mean, of_bias_mean = _gradients(linear_map, gradient, x, mean, needs)
         if of_x is not None and of_square is not None:
-            of_x.addcmul_(of_square, x)
+            of_x = of_x.addcmul(of_square, x)
         if of_std is not None:
-            of_std.mul_(std)
+            of_std = of_std * std
         if of_bias_std is not None:
-            of_bias_std.mul_(bias_std)
-        return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std
+            of_bias_std = of_bias_std * bias_std
+        return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std, None
 
 
-def _same_draw(
-    linear_map: LinearMap,
-    scaled: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    bias_mean: Tensor | None,
-    std: Tensor,
-    bias_std: Tensor | None,
-) -> Tensor:
-    """The output by the plain formula with the same noise."""
+def _gradients(
+    linear_map: LinearMap, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
+) -> Gradients:
+    """Gradients of input, weight and bias, each if needed, from that of the output."""
+    if isinstance(linear_map, Convolution):
+        found = torch.ops.aten.convolution_backward(
+            gradient,
+            x,
+            weight,
+            [gradient.shape[1]],
+            linear_map.stride,
+            linear_map.padding,
+            linear_map.dilation,
+            linear_map.transposed,
+            linear_map.output_padding or (0,) * linear_map.axes,
+            linear_map.groups,
+            list(needs),
+        )
+        # A gradient that was not asked for may come all the same, of another shape.
+        of_x, of_weight, of_bias = (part if need else None for part, need in zip(found, needs, strict=True))
+        return of_x, of_weight, of_bias
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return (
+        gradient @ weight if needs[0] else None,
+        rows.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
+        rows.sum(0) if needs[2] else None,
+    )
+
+
+def _differentiable(
+    linear_map: LinearMap, scaled: Tensor, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, each with respect to its own input alone."""
+    own = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+    x, mean, bias_mean, std, bias_std = own
+    assert x is not None
+    assert std is not None
     variance = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
     deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-    return torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())
+    output = torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())
+    wanted = [tensor for tensor, need in zip(own, needs, strict=True) if need and tensor is not None]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+    return (None, *(next(found) if need else None for need in needs), None)

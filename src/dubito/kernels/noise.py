@@ -10,15 +10,13 @@ from torch's own generator: so `torch.manual_seed` decides everything, and the n
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import record_function
 
-__all__ = ["standard_normal_like"]
+__all__ = ["applies", "compute"]
 
 SMALLEST = 1 << 15
 """Fewer numbers than this torch draws as fast by itself."""
@@ -27,31 +25,24 @@ BLOCK = 1 << 17
 """Words of 64 bits that are made at once: enough for all cores, few enough for their caches."""
 
 
-def standard_normal_like(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Independent N(0, 1) numbers with the shape, memory layout, dtype and device of `x`.
+def applies(size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None) -> bool:
+    """Whether this many numbers are wanted on the CPU, and no graph is being made."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or size < SMALLEST:
+        return False
+    return device.type == "cpu" and dtype in (torch.float32, torch.float64)
 
-    >>> noise = standard_normal_like(torch.empty(1000, 1000))
+
+def compute(size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """A vector of independent N(0, 1) numbers.
+
+    >>> noise = compute(1 << 20, torch.float32, torch.device("cpu"), None)
     >>> bool(noise.mean().abs() < 0.01), bool((noise.var() - 1).abs() < 0.01)
     (True, True)
     """
-    if (
-        torch.compiler.is_compiling()
-        or type(x) not in (Tensor, nn.Parameter)
-        or x.device.type != "cpu"
-        or x.dtype not in (torch.float32, torch.float64)
-        or x.numel() < SMALLEST
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-    ):
-        return torch.randn_like(x) if generator is None else torch.empty_like(x).normal_(generator=generator)
-    with torch.no_grad(), _shown_to_profilers():
-        noise = torch.empty_like(x)
-        _fill(noise.as_strided((noise.numel(),), (1,)), generator)  # without gaps, whatever the order of the axes
+    with torch.no_grad(), record_function("dubito::noise"):
+        noise = torch.empty(size, dtype=dtype, device=device)
+        _fill(noise, generator)
     return noise
-
-
-def _shown_to_profilers() -> AbstractContextManager[Any]:
-    """A range in a profile, and only there: it costs a hundredth of the smallest noise, asking a thousandth at most."""
-    return record_function("dubito::noise") if torch._C._autograd._profiler_enabled() else nullcontext()
 
 
 def _fill(noise: Tensor, generator: torch.Generator | None) -> None:

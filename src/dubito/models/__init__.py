@@ -1,7 +1,26 @@
-"""The networks of the paper's appendix, built by :func:`build`."""
+"""Networks by name: a registry of builders, and the three networks of the paper's appendix.
+
+>>> import dubito
+>>> model = dubito.models.build("lenet5", num_classes=10, in_channels=1)
+>>> dubito.models.names()[:3]
+('lenet5', 'alexnet', 'vgg16')
+"""
 
 from dubito.models.architecture import ARCHITECTURES, Architecture
+from dubito.models.building import build
 from dubito.models.initialization import initialize
-from dubito.models.network import Activation, Inference, Network, build
+from dubito.models.network import Network
+from dubito.models.registry import Activation, Inference, Plan, names, register
 
-__all__ = ["ARCHITECTURES", "Activation", "Architecture", "Inference", "Network", "build", "initialize"]
+__all__ = [
+    "ARCHITECTURES",
+    "Activation",
+    "Architecture",
+    "Inference",
+    "Network",
+    "Plan",
+    "build",
+    "initialize",
+    "names",
+    "register",
+]

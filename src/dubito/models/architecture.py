@@ -1,9 +1,12 @@
-"""The three architectures of the paper's appendix, each as one table of rows from which every twin is built.
+"""The three architectures of the paper's appendix, each as one table of rows.
+
+Bayesian, frequentist and dropout networks are built from the same table, for images of any size that the rows allow.
 
 Where the appendix contradicts itself, strides, paddings and widths win over its shape column:
 
 - LeNet-5: the second convolution has 6 input channels (the appendix prints 1).
-- AlexNet: stride 4 makes 32x32 into 8x8, and the pools 4x4, 2x2 and 1x1 (the appendix prints 32, 15 and 7).
+- AlexNet, with the paper's 32x32 images: stride 4 makes 8x8, the pools 4x4, 2x2 and 1x1 (the appendix prints 32, 15
+  and 7).
 - AlexNet and VGG16: the last layer is as wide as there are classes (the appendix prints 128 and 512, its input widths).
 
 Rows are numbered from 1, as in the appendix. Dropout comes after the rows that `dropout_after` names: in AlexNet after
@@ -14,13 +17,13 @@ pool.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import count
 
 from dubito.errors import OptionError, unknown
 
 __all__ = ["ARCHITECTURES", "Architecture", "Convolution", "FullyConnected", "MaxPooling", "Row", "Shape"]
-
-IMAGE_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class MaxPooling:
 
 @dataclass(frozen=True)
 class FullyConnected:
-    """A row `fully-connected, width`; None is as many as there are classes, and gets no nonlinearity but the head."""
+    """A row `fully-connected, width`; None is the output layer, as wide as the head asks, without nonlinearity."""
 
     width: int | None = None
 
@@ -70,32 +73,47 @@ class Architecture:
     rows: tuple[Row, ...]
     dropout_after: tuple[int, ...]
 
-    def shapes(self, in_channels: int, num_outputs: int) -> list[Shape]:
-        """The shape of each row for 32x32 images, by the arithmetic of strides and paddings.
+    def shapes(self, in_channels: int, num_outputs: int, image_size: int = 32) -> list[Shape]:
+        """The shape of each row for square images, by the arithmetic of strides and paddings.
 
         >>> [shape.output for shape in ARCHITECTURES["lenet5"].shapes(1, 10)][-3:]
         [(120,), (84,), (10,)]
         """
-        shapes = []
-        size: tuple[int, ...] = (in_channels, IMAGE_SIZE, IMAGE_SIZE)
+        if not self._fits(image_size):
+            least = next(size for size in count(image_size + 1) if self._fits(size))
+            raise OptionError(f"image_size is {image_size}, but {self.name} needs at least {least} pixels a side.")
+        shapes: list[Shape] = []
+        size: tuple[int, ...] = (in_channels, image_size, image_size)
         for row in self.rows:
-            weights = multiplications = 0
-            if isinstance(row, Convolution):
-                side = (size[1] + 2 * row.padding - row.kernel) // row.stride + 1
-                out: tuple[int, ...] = (row.width, side, side)
-                weights = size[0] * row.width * row.kernel**2 + row.width
-                multiplications = size[0] * row.width * row.kernel**2 * side**2
-            elif isinstance(row, MaxPooling):
-                side = (size[1] - row.kernel) // row.stride + 1
-                out = (size[0], side, side)
-            else:
-                inputs = size[0] * size[1] * size[2] if len(size) == 3 else size[0]
-                size = (inputs,)
-                out = (row.width or num_outputs,)
-                weights, multiplications = (inputs + 1) * out[0], inputs * out[0]
-            shapes.append(Shape(row, size, out, weights, multiplications))
-            size = out
+            shapes.append(_shape(row, size, num_outputs))
+            size = shapes[-1].output
         return shapes
+
+    def _fits(self, image_size: int) -> bool:
+        """Whether something is left of an image after every row."""
+        side = image_size
+        for row in self.rows:
+            if not isinstance(row, FullyConnected):
+                side = _side(row, side)
+        return side >= 1
+
+
+def _side(row: Convolution | MaxPooling, side: int) -> int:
+    """Height and width after a row."""
+    padding = row.padding if isinstance(row, Convolution) else 0
+    return max(0, (side + 2 * padding - row.kernel) // row.stride + 1)
+
+
+def _shape(row: Row, size: tuple[int, ...], num_outputs: int) -> Shape:
+    """The shape and the cost of a row with an input of that size."""
+    if isinstance(row, FullyConnected):
+        inputs, width = math.prod(size), row.width or num_outputs
+        return Shape(row, (inputs,), (width,), (inputs + 1) * width, inputs * width)
+    side = _side(row, size[1])
+    if isinstance(row, MaxPooling):
+        return Shape(row, size, (size[0], side, side), 0, 0)
+    filters = size[0] * row.width * row.kernel**2
+    return Shape(row, size, (row.width, side, side), filters + row.width, filters * side**2)
 
 
 LENET5 = Architecture(
@@ -155,11 +173,11 @@ VGG16 = Architecture(
 )
 
 ARCHITECTURES: dict[str, Architecture] = {a.name: a for a in (LENET5, ALEXNET, VGG16)}
-"""The one list of networks that builds, documents and tests read."""
+"""The tables by name; `dubito.models.names()` also has networks without a table."""
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture of that name."""
+    """The table of that name."""
     if name not in ARCHITECTURES:
         raise OptionError(unknown("model", name, ARCHITECTURES))
     return ARCHITECTURES[name]

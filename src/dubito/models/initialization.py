@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dubito.layers import BayesLayer
+from dubito.models.network import Network
 
 __all__ = ["initialize", "synthetic_images"]
 
@@ -28,24 +29,25 @@ HIDDEN_SPREAD = 3.0
 
 
 @torch.no_grad()
-def initialize(network: nn.Sequential, images: Tensor | None = None) -> None:
-    """Initialise the weights (of Bayesian layers the means) on a batch of normalised images.
+def initialize(network: nn.Module, images: Tensor | None = None) -> None:
+    """Initialise the weights of a network of the paper (of Bayesian layers the means) on a batch of normalised images.
 
     Without images it uses synthetic ones with the smoothness of photographs, which brings every layer to about the
-    right scale; training repeats it on a batch of its own data.
+    right scale; training repeats it on a batch of its own data. Other networks keep the weights that their builder
+    gave them.
 
     >>> import dubito
     >>> model = dubito.models.build("lenet5")
-    >>> initialize(model, torch.randn(64, 1, 32, 32))
-    >>> with dubito.estimator(model, "mean"):
-    ...     outputs = model(torch.randn(64, 1, 32, 32))
+    >>> initialize(model, torch.randn(64, 3, 32, 32))
     """
+    if not isinstance(network, Network):
+        return
     layers = [layer for layer in network if isinstance(layer, Weighted)]
     first = _weight(layers[0])
     if first.is_meta:
         return
     if images is None:
-        images = synthetic_images(64 if len(layers) < 10 else 16, _in_channels(layers[0]))
+        images = synthetic_images(64 if len(layers) < 10 else 16, network.in_channels, network.image_size)
     x = images.to(first.device, first.dtype)
     for layer in network:
         if isinstance(layer, Weighted):
@@ -75,7 +77,7 @@ def _initialize_layer(layer: nn.Module, x: Tensor, spread: float) -> Tensor:
 
 
 def _mean_output(layer: nn.Module, x: Tensor) -> Tensor:
-    return layer.linear_map(x, layer.weight_mean, layer.bias_mean) if isinstance(layer, BayesLayer) else layer(x)
+    return layer.mean_output(x) if isinstance(layer, BayesLayer) else layer(x)
 
 
 def _weight(layer: nn.Module) -> Tensor:
@@ -90,12 +92,8 @@ def _bias(layer: nn.Module) -> Tensor:
     return bias
 
 
-def _in_channels(layer: nn.Module) -> int:
-    return int(_weight(layer).shape[1])
-
-
-def synthetic_images(count: int, channels: int, size: int = 32) -> Tensor:
-    """Noise with as much in every octave of scale, as photographs have, with zero mean and unit variance."""
+def synthetic_images(count: int, channels: int, size: int) -> Tensor:
+    """Noise that is equally strong in every octave of scale, as in photographs, with zero mean and unit variance."""
     images = torch.zeros(count, channels, size, size)
     octave = 2
     while octave <= size:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dubito.errors import RunError
 from dubito.evaluation.headline import leaning
+from dubito.files import write_atomically
 from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
@@ -15,8 +16,7 @@ from dubito.paper.display import duration
 from dubito.paper.results import read
 from dubito.paper.tables import COVERS_BOTH, HEADINGS, coverage, markdown, note, table
 from dubito.paper.trials import TEXT, trials
-from dubito.runs.config import configure
-from dubito.runs.run import write_atomically
+from dubito.runs.config import configure, with_defaults
 
 __all__ = ["compose", "write_document"]
 
@@ -111,7 +111,7 @@ def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
 def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """The settings of the Bayesian networks that differ from the paper's appendix."""
     trained = [facts["settings"] for content in contents.values() for facts in content["cells"].values() if facts]
-    here = [given for given in trained if given["inference"] == "vi"]
+    here = [with_defaults(given) for given in trained if given["inference"] == "vi"]
     rows = []
     for name, value in configure("paper").in_force().items():
         values = sorted({_value(given[name]) for given in here}, key=_by_size)

@@ -27,10 +27,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
+from dubito.files import write_atomically
 from dubito.kernels.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
-from dubito.runs.config import TrainingConfig
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.config import TrainingConfig, with_defaults
+from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -107,8 +108,8 @@ def _watch(report: Report, deadline: float | None) -> pl.Callback:
 
 def different_settings(found: Mapping[str, Any], wanted: TrainingConfig) -> list[str]:
     """The names of the settings in use that differ from `wanted`; paths may be written differently."""
-    paths = ("data", "warm_start")
-    return [name for name, value in wanted.in_force().items() if found.get(name) != value and name not in paths]
+    paths, stored = ("data", "warm_start"), with_defaults(found)
+    return [name for name, value in wanted.in_force().items() if stored[name] != value and name not in paths]
 
 
 def require_same_settings(run: Run, config: TrainingConfig) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dubito.evaluation import Evaluation, compare
 from dubito.evaluation.metrics import hits
+from dubito.files import write_atomically
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
-from dubito.runs.run import Run, write_atomically
+from dubito.runs.run import Run
 
 __all__ = [
     "Finished",
@@ -187,20 +189,16 @@ def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
 
 
 def _noise(run: Run, count: int, batch: int, samples: int) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    from dubito.data import open_dataset, with_channels
+    from dubito.data import with_channels
     from dubito.evaluation.noise import noisy_batches
     from dubito.prediction import Predictor
+    from dubito.progress import track
 
     networks = Predictor(run.load(), samples).networks()
-    images = with_channels(open_dataset(run.config.data).test().images[:count], run.data.channels)
+    images = with_channels(run.open_data().test().images[:count], run.data.channels)
     images = images[: len(images) // batch * batch]  # whole batches, because the constant depends on their size
     levels = []
-    console = Console(stderr=True)
-    about = f"Noise on {run.path.name}"
-    for gamma in track(NOISE_LEVELS, about, console=console, transient=True, disable=not console.is_terminal):
+    for gamma in track(NOISE_LEVELS, f"Noise on {run.path.name}"):
         sums: dict[str, list[Tensor]] = {"classes": [], "batch": []}
         for inputs in noisy_batches(images, run, gamma, batch, seed=0):
             with torch.no_grad():
@@ -231,18 +229,19 @@ def filter_content(found: Finished) -> dict[str, Any]:
 
     Filter and place are those with the largest output in terms of its standard deviation, in the middle of the image.
     """
-    from dubito.data import normalize, open_dataset
+    from dubito.data import normalize
     from dubito.layers import BayesConv2d
 
     run = found.run
     layer = next(module for module in run.load().children() if isinstance(module, BayesConv2d))
-    image = open_dataset(run.config.data).test().images[:1]
+    image = run.open_data().test().images[:1]
     x = normalize(image, run.data.mean, run.data.std)
     assert layer.bias_mean is not None
     assert layer.bias_std is not None
     with torch.no_grad():
-        mean = layer.linear_map(x, layer.weight_mean, layer.bias_mean)[0]
-        variance = layer.linear_map(x.square(), layer.weight_std.square(), layer.bias_std.square())[0]
+        mean = F.conv2d(x, layer.weight_mean, layer.bias_mean, layer.stride, layer.padding)[0]
+        spread = layer.weight_std.square(), layer.bias_std.square()
+        variance = F.conv2d(x.square(), *spread, layer.stride, layer.padding)[0]
         snr = mean.abs() / variance.sqrt()
         inside = snr[:, 8:-8, 8:-8]
         place = int(inside.argmax())

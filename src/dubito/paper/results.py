@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import RunError
+from dubito.files import write_atomically
 from dubito.paper import published
 from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of, settings
 from dubito.paper.grid import different_settings
@@ -37,7 +38,7 @@ from dubito.paper.measurements import (
     uncertainty_row,
 )
 from dubito.runs.config import TrainingConfig
-from dubito.runs.run import commit, write_atomically
+from dubito.runs.environment import commit
 
 __all__ = ["collect", "read"]
 
@@ -195,10 +196,8 @@ def _without_gamma(level: Content | None) -> Content | None:
 
 
 def _first_image(found: dict[Cell, Finished]) -> list[list[int]] | None:
-    from dubito.data import open_dataset
-
     for done in found.values():
-        pixels: list[list[int]] = open_dataset(done.run.config.data).test().images[0, 0].tolist()
+        pixels: list[list[int]] = done.run.open_data().test().images[0, 0].tolist()
         return pixels
     return None
 

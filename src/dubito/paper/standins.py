@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dubito.data import Dataset, load
-from dubito.runs.run import write_atomically
+from dubito.files import write_atomically
 
 __all__ = ["write_standins"]
 

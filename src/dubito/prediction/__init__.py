@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dubito.heads.split import Decomposition, Prediction, Regression, decompose
+from dubito.prediction.dropout import drawn_dropout
 from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout, pool
-from dubito.prediction.predictor import PredictionMethod, Predictor, PredictsItself, drawn_dropout, predict, predictor
+from dubito.prediction.predictor import Method, Predictor, predict
 
 __all__ = [
     "Decomposition",
     "Ensemble",
+    "Method",
     "Prediction",
-    "PredictionMethod",
     "Predictor",
-    "PredictsItself",
     "Regression",
     "decompose",
     "drawn_dropout",
@@ -20,5 +20,4 @@ __all__ = [
     "mc_dropout",
     "pool",
     "predict",
-    "predictor",
 ]

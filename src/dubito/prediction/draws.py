@@ -1,103 +1,237 @@
-"""Draws of a network's outputs for a batch, by the route that is cheapest for its size.
+"""Draws of a network's outputs for a batch of images: each method of prediction as a pure function of the image.
 
-- ``loop``: one draw after the other, by the layers' own estimators.
-- ``weights``, for many images: the weights of a draw are made once and shared by all images, so that a draw costs one
-  forward pass of a point-estimate network. Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the
-  noise to make, and mean probabilities whose errors cancel to first order. A layer that the network calls twice has the
-  same weights both times.
-- ``stacked``, for few images: as many copies of the images as there are draws make one large batch, in which ``local``
-  draws every output element by itself. Layers that see the images themselves convolve them once for all draws.
+- ``weights``: the posterior itself. Each draw is a plain network with its own weights (and dropout masks), the same for
+  every image.
+- ``mean``: the network at the posterior mean, one draw.
+- ``local``: draws of activations by the local reparameterisation trick. It treats the positions of a convolution as
+  independent, so it finds less epistemic uncertainty than the posterior has, above all before global pooling. All
+  images share the noise.
 
-``weights`` draws from the exact posterior; ``local``, in ``loop`` and ``stacked``, treats the positions of a
-convolution as independent and so finds less epistemic uncertainty: to compare images with each other, predict them by
-one route.
+`moments` has a folder of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from enum import Enum
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
+from dubito.convert.copying import deep_copy, substitute
+from dubito.convert.deterministic import Slot, fill, plain_network
 from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
-from dubito.estimators.base import Estimator, Local, Weight, drawing_layers, forced
-from dubito.kernels.autograd import runs_eagerly
-from dubito.kernels.noise import SMALLEST, standard_normal_like
-from dubito.layers.base import BayesLayer
+from dubito.estimators import Local, forced
+from dubito.noise import standard_normal
+from dubito.prediction.dropout import MaskedDropout, Masks, drawn_dropout
+from dubito.prediction.remembering import Remembering
+from dubito.prediction.weights import DrawnWeights, Weights, seeds_of
+from dubito.prediction.workers import Workers
+from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import Identity, Posterior
+from dubito.variational.posterior import posteriors
 
-__all__ = ["MANY", "Draws", "GivenWeights", "Route", "make_draws"]
+__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws"]
 
-MANY = 32
-"""From so many images on it pays to draw the weights: below, drawing them costs more than a second convolution."""
-
-
-class Route(str, Enum):
-    """How the draws of a prediction are made."""
-
-    AUTO = "auto"
-    LOOP = "loop"
-    STACKED = "stacked"
-    WEIGHTS = "weights"
-
-
-def make_draws(
-    route: Route,
-    model: nn.Module,
-    samples: int,
-    generator: torch.Generator | None,
-    images: int,
-    batch_size: int,
-    own_estimators: bool,
-) -> Draws:
-    """The draws of a whole prediction; `images` is the size of its first batch, `batch_size` the largest to compute."""
-    layers = drawing_layers(model)
-    local = bool(layers) and all(layer.forced_estimator == Local() for layer in layers) and not _drops_out(model)
-    if route is Route.AUTO:
-        route = Route.LOOP
-        if local and own_estimators:
-            route = Route.WEIGHTS if images >= MANY else Route.STACKED
-    if route is Route.STACKED:
-        if not local:
-            raise OptionError("route is 'stacked', but not all that the network draws is drawn by local; use 'auto'.")
-        return StackedDraws(model, samples, generator, batch_size)
-    if route is Route.WEIGHTS and layers:
-        return WeightDraws(model, samples, generator)
-    return LoopedDraws(model, samples, generator)
+FEW_IMAGES = 8
+"""Up to so many images, all draws run as one batched product ..."""
+SMALL_DRAW = 1 << 20
+"""... if the weights of a draw take no more bytes than this: larger ones cost their way through memory either way."""
 
 
 class Draws(ABC):
-    """`samples` draws of the outputs of any number of batches."""
+    """Blocks of drawn outputs for batches of images.
 
-    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
-        device = "cpu" if generator is None else generator.device
-        base = int(torch.randint(2**62, (), generator=generator, device=device))
-        self.model = model
-        self.samples = samples
-        self._stream = torch.Generator("cpu").manual_seed(base)
+    Attributes:
+        samples: how many draws there are; 1 for a network that draws nothing.
+    """
 
-    def seeds(self) -> list[int]:
-        """A seed for each draw, new ones at every call."""
-        return torch.randint(2**62, (self.samples,), generator=self._stream, device="cpu").tolist()
+    samples: int
 
     @abstractmethod
-    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
-        """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`; close it if some stay untaken.
+    def outputs(self, batch: Tensor) -> Iterator[Tensor]:
+        """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`."""
 
-        `random_head` says that what becomes of the outputs is random too.
-        """
 
-    def _outputs(self, batch: Tensor, copies: int = 1) -> Tensor:
-        outputs = self.model(batch)
-        _require_outputs(outputs, batch, self.model, copies)
-        return outputs
+class WeightDraws(Draws):
+    """Draws of the weights in antithetic pairs, and of dropout masks where the network draws them."""
+
+    def __init__(
+        self, model: nn.Module, samples: int, seed: int, *, dropout: bool | None, memory: int, share: bool
+    ) -> None:
+        found = list(posteriors(model).values())
+        self._drops_out = bool(drawn_dropout(model, dropout))
+        self.samples = samples if found or self._drops_out else 1
+        self.weights = DrawnWeights(found, self.samples, seed, memory)
+        self._mask_seeds = seeds_of(seed + 1, self.samples)
+        network, slots = plain_network(model, share=share)
+        self._prototype = (network.eval().requires_grad_(False), slots)
+        self._dropout = dropout
+        self._workers = Workers(self._make_worker)
+        self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
+
+    def outputs(self, batch: Tensor) -> Iterator[Tensor]:
+        """All draws at once for few images of a small network, otherwise one after the other."""
+        small = self.weights.bytes_per_draw <= SMALL_DRAW
+        if self._stacks and len(batch) <= FEW_IMAGES and small:
+            with self._workers.one() as worker:
+                stacked = worker.stacked(batch, self.weights.stacked or {})
+            if stacked is not None:
+                yield stacked
+                return
+            self._stacks = False  # something in the network cannot be batched
+        with self._workers.one() as worker:
+            yield from worker.one_by_one(batch, self.weights, self._mask_seeds)
+
+    def networks(self, example: Tensor | None = None) -> list[nn.Module]:
+        """A plain network for each draw; dropout masks are made for an `example` image."""
+        if self._drops_out and example is None:
+            raise OptionError("Networks that draw dropout masks need an example image to make masks for.")
+        made = []
+        draws = iter(self.weights)
+        for seed in self._mask_seeds:
+            worker = self._make_worker(remembers=False)
+            weights = next(draws, {})
+            fill(worker.slots, {q: nn.Parameter(w.clone(), requires_grad=False) for q, w in weights.items()})
+            if example is not None:
+                worker.fix_masks(example, seed)
+            made.append(worker.network)
+        return made
+
+    def _make_worker(self, remembers: bool = True) -> _Worker:
+        return _Worker(*_copied(*self._prototype), self._dropout, remembers)
+
+
+def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot]]:
+    """The network as an object of its own that shares its parameters, with the same places for weights."""
+    keep = {id(p): p for p in network.parameters()}
+    names = {module: name for name, module in network.named_modules()}
+    copied = deep_copy(network, keep)
+    return copied, [Slot(copied.get_submodule(names[slot.module]), slot.name, slot.posterior) for slot in slots]
+
+
+class _Worker:
+    """A plain network that takes one draw of the weights after the other."""
+
+    def __init__(self, network: nn.Module, slots: list[Slot], dropout: bool | None, remembers: bool) -> None:
+        self.slots = slots
+        self.network, self._masks = _with_masks(network, dropout)
+        masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
+        drawn = {slot.module for slot in slots} | set(masked)
+        self._memory = Remembering(self.network, drawn) if remembers and drawn else None
+
+    def one_by_one(self, batch: Tensor, weights: DrawnWeights, seeds: list[int]) -> Iterator[Tensor]:
+        given = _Unchanged(batch)
+        draws: Iterator[Weights] = iter(weights)
+        for number, seed in enumerate(seeds):
+            fill(self.slots, next(draws, {}))
+            if self._masks is not None:
+                self._masks.begin_draw(seed)
+            if self._memory is not None:
+                self._memory.begin_draw(first=number == 0)
+            yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        if self._memory is not None:
+            self._memory.forget()
+
+    def fix_masks(self, example: Tensor, seed: int) -> None:
+        """Keep the dropout masks of this seed."""
+        if self._masks is None:
+            return
+        masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
+        self._masks.begin_draw(seed)
+        for part in masked:
+            part.fix = True
+        with torch.no_grad():
+            self.network(example)
+
+    def stacked(self, batch: Tensor, weights: Weights) -> Tensor | None:
+        """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""
+        names = {module: name for name, module in self.network.named_modules()}
+        drawn = {f"{names[slot.module]}.{slot.name}".lstrip("."): weights[slot.posterior] for slot in self.slots}
+        fill(self.slots, {q: w[0] for q, w in weights.items()})
+
+        def one(draw: dict[str, Tensor]) -> Tensor:
+            outputs: Tensor = torch.func.functional_call(self.network, draw, (batch.clone(),), tie_weights=False)
+            return outputs
+
+        if self._memory is not None:
+            self._memory.begin_draw(first=True)
+        try:
+            outputs = torch.func.vmap(one)(drawn)
+        except (RuntimeError, TypeError, ValueError):  # changes in place, or decisions by values
+            return None
+        finally:
+            if self._memory is not None:
+                self._memory.forget()
+        return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
+
+
+def _with_masks(network: nn.Module, dropout: bool | None) -> tuple[nn.Module, Masks | None]:
+    """The network with the dropout that it draws replaced by masks."""
+    layers = drawn_dropout(network, dropout)
+    if not layers:
+        return network, None
+    masks = Masks()
+    return substitute(network, {id(layer): masks.drawn_by(layer) for layer in layers}), masks
+
+
+class MeanDraws(WeightDraws):
+    """The posterior mean: one draw, without epistemic uncertainty."""
+
+    def __init__(self, model: nn.Module, *, share: bool) -> None:
+        super().__init__(model, 1, 0, dropout=False, memory=0, share=share)
+        means: Weights = {q: q.mean.detach() if share else q.mean.detach().clone() for _, _, q in self._prototype[1]}
+        self.weights = [means]  # type: ignore[assignment]
+
+
+class LocalDraws(Draws):
+    """Draws of activations by the estimator ``local``, with noise that all images share."""
+
+    def __init__(self, model: nn.Module, samples: int, seed: int, *, dropout: bool | None, share: bool) -> None:
+        draws = bool(posteriors(model)) or bool(drawn_dropout(model, dropout))
+        self.samples = samples if draws else 1
+        self._seeds = seeds_of(seed, self.samples)
+        keep = {id(p): p for p in model.parameters()} if share else {}
+        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
+        self._dropout = dropout
+        self._workers = Workers(self._make_worker)
+
+    def outputs(self, batch: Tensor) -> Iterator[Tensor]:
+        """One draw after the other."""
+        given = _Unchanged(batch)
+        with self._workers.one() as (network, noise, masks):
+            for seed in self._seeds:
+                generator = torch.Generator("cpu").manual_seed(seed)
+                noise.generator = generator
+                if masks is not None:
+                    masks.begin_draw(seed)
+                with one_pass(generator), forced(network, noise):
+                    outputs = network(given())
+                yield checked(outputs, batch, network).unsqueeze(0)
+
+    def _make_worker(self) -> tuple[nn.Module, _SharedNoise, Masks | None]:
+        network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})
+        network, masks = _with_masks(network, self._dropout)
+        return network, _SharedNoise(), masks
+
+
+class _SharedNoise(Local):
+    """The estimator ``local`` with the same noise for every image of a batch."""
+
+    generator: torch.Generator
+
+    def __init__(self) -> None:
+        pass  # its base class is frozen
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def noise(self, output: Tensor) -> Tensor:
+        """eps, with the shape of one image's output."""
+        shape = output.shape[1:]
+        cpu = torch.device("cpu")
+        eps = standard_normal(shape.numel(), torch.float32, cpu, self.generator).view(1, *shape)
+        return eps.to(output.device, output.dtype).expand(output.shape)
 
 
 class _Unchanged:
@@ -105,285 +239,28 @@ class _Unchanged:
 
     def __init__(self, batch: Tensor) -> None:
         self._batch = batch
-        self._given: Tensor | None = None
-        self._version = 0
+        self._given = batch.clone()
+        self._version = self._given._version
 
     def __call__(self) -> Tensor:
         """A copy, a new one only if the last is not what it was."""
-        if self._given is None or self._given._version != self._version:
-            self._given = _counted_copy(self._batch)
+        if self._given._version != self._version:
+            self._given = self._batch.clone()
             self._version = self._given._version
         return self._given
 
 
-def _counted_copy(batch: Tensor, copies: int = 1) -> Tensor:
-    """The batch so many times; changes in place are counted even where inference mode counts none."""
-    with torch.inference_mode(False):
-        return batch.clone() if copies == 1 else batch.repeat(copies, *(1,) * (batch.dim() - 1))
-
-
-class LoopedDraws(Draws):
-    """One forward pass after the other; a network that draws nothing makes only two."""
-
-    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
-        super().__init__(model, samples, generator)
-        # Weights do not depend on the batch, so every batch gets the same.
-        alike = all(layer.forced_estimator == Weight() for layer in drawing_layers(model)) and not _drops_out(model)
-        self._shared = self.seeds() if alike else None
-
-    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
-        """One draw each."""
-        first: Tensor | None = None
-        images = _Unchanged(batch)
-        for index, seed in enumerate(self._shared or self.seeds()):
-            _seed(batch.device, seed)
-            state = _random_state(batch.device)
-            outputs = self._outputs(images())
-            # Equal outputs alone may be chance: two dropout masks are often the same.
-            nothing_drawn = torch.equal(state, _random_state(batch.device)) and not random_head
-            if index == 1 and nothing_drawn and first is not None and torch.equal(first, outputs):
-                return
-            first = outputs if index == 0 else None
-            yield outputs.unsqueeze(0)
-
-
-class WeightDraws(Draws):
-    """The weights of a draw once for all images, in antithetic pairs; every batch gets the same."""
-
-    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None) -> None:
-        super().__init__(model, samples, generator)
-        self._layers = drawing_layers(model)
-        self._weights = _WeightsOfOneDraw(self._layers)
-        self._weight_seeds = self.seeds()
-        self._shared = None if _drops_out(model) else self.seeds()
-
-    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
-        """One draw each, two with the same noise and opposite signs."""
-        images = _Unchanged(batch)
-        with forced(dict.fromkeys(self._layers, self._weights)):
-            for index, seed in enumerate(self._shared or self.seeds()):
-                if index % 2 == 0:
-                    self._weights.renew(self._weight_seeds[index])
-                else:
-                    self._weights.mirror()
-                _seed(batch.device, seed)
-                yield self._outputs(images()).unsqueeze(0)
-
-
-class StackedDraws(Draws):
-    """Copies of the images side by side, at most `largest` at once, for ``local``."""
-
-    def __init__(self, model: nn.Module, samples: int, generator: torch.Generator | None, largest: int) -> None:
-        super().__init__(model, samples, generator)
-        self._largest = largest
-
-    def of(self, batch: Tensor, random_head: bool = False) -> Generator[Tensor, None, None]:
-        """As many draws at once as fit."""
-        seeds, done = self.seeds(), 0
-        while done < self.samples:
-            copies = max(1, min(self.samples - done, self._largest // len(batch)))
-            _seed(batch.device, seeds[done])
-            stack = _counted_copy(batch, copies)
-            with forced(dict.fromkeys(drawing_layers(self.model), _LocalOfCopies(stack, batch, copies))):
-                outputs = self._outputs(stack, copies)
-            yield outputs.unflatten(0, (copies, len(batch)))
-            done += copies
-
-
-class GivenWeights(Estimator):
-    """The linear map with weights that were drawn before, by the `id` of their layer."""
-
-    name: ClassVar[str] = "given"
-
-    def __init__(self, weights: dict[int, tuple[Tensor, Tensor | None]]) -> None:
-        self.weights = weights
-
-    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
-        """F(x, w)."""
-        weight, bias = self.weights[id(layer)]
-        if layer.is_batched(x) and runs_eagerly(x, weight, bias):
-            linear_map, x = layer.as_linear_map(x, *arguments)
-            return linear_map(x, weight, bias)
-        return layer.linear_map(x, weight, bias, *arguments)
-
-
-class _WeightsOfOneDraw(GivenWeights):
-    """Small tensors of weights, drawn together, and large ones, which a layer draws when it is first called.
-
-    Then it is known which memory layout suits its input best. So the layout follows from the size of the layer's maps,
-    and it decides which number of the noise goes to which weight: the draws of a seed are the same for all batches,
-    also of other sizes. Layers that share a posterior, as those of tied weights do, share its draws.
-    """
-
-    def __init__(self, layers: list[BayesLayer]) -> None:
-        super().__init__({})
-        self._numbers = {id(layer): number for number, layer in enumerate(layers, start=1)}
-        self._small = _SmallTensors(layers)
-        self._large: dict[int, dict[str, Identity]] = {}
-        self._posteriors: dict[Identity, Posterior] = {}
-        self._noise: dict[Identity, Tensor] = {}
-        self._drawn: dict[Identity, Tensor] = {}
-        self._current: set[Identity] = set()
-        self._seeds: list[int] = []
-        self._sign = 1
-
-    def renew(self, seed: int) -> None:
-        """From now on the weights are mu + sigma eps with fresh eps."""
-        generator = torch.Generator("cpu").manual_seed(seed)
-        self._seeds = torch.randint(2**62, (1 + len(self._numbers),), generator=generator, device="cpu").tolist()
-        self._sign = 1
-        self._noise.clear()
-        self._current.clear()
-        self.weights.clear()
-        self._small.renew(self._seeds[0])
-
-    def mirror(self) -> None:
-        """From now on the weights are mu - sigma eps with the same eps."""
-        self._sign = -1
-        self._current.clear()
-        self.weights.clear()
-        self._small.draw(self._sign)
-
-    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
-        """F(x, w)."""
-        key = id(layer)
-        if key not in self.weights:
-            drawn = {**self._small.drawn[key], **self._draw_large(layer, x, *arguments)}
-            self.weights[key] = drawn["weight"], drawn.get("bias", layer.bias_mean)
-        return super().__call__(layer, x, *arguments)
-
-    def _draw_large(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Tensor]:
-        """The layer's large tensors; those that another layer has in common with it may be drawn already."""
-        key = id(layer)
-        if key not in self._large:
-            small, own = self._small.drawn[key], layer.posteriors()
-            self._large[key] = {name: q.identity for name, q in own.items() if name not in small}
-            for name, q in _arranged(layer, x, *arguments).items():
-                self._posteriors.setdefault(own[name].identity, q)
-        large = self._large[key]
-        new = [which for which in large.values() if which not in self._noise]
-        generator = _generator(x.device, self._seeds[self._numbers[key]]) if new else None
-        for which in new:
-            self._noise[which] = standard_normal_like(self._posteriors[which].mean, generator)
-        for which in large.values():
-            if which not in self._current:
-                q = self._posteriors[which]
-                self._drawn[which] = q.draw(self._noise[which], self._sign, self._drawn.get(which))
-                self._current.add(which)
-        return {name: self._drawn[which] for name, which in large.items()}
-
-
-class _SmallTensors:
-    """The small tensors of all layers, as one: by themselves, most of their time would go into calls.
-
-    Attributes:
-        drawn: the tensors, by the `id` of their layer and by their name.
-    """
-
-    def __init__(self, layers: list[BayesLayer]) -> None:
-        found = [(id(layer), name, q) for layer in layers for name, q in layer.posteriors().items()]
-        found = [(key, name, q) for key, name, q in found if q.mean.numel() < SMALLEST]
-        # Those of another type or device than the first count as large.
-        found = [part for part in found if _kind(part[2]) == _kind(found[0][2])]
-        self.drawn: dict[int, dict[str, Tensor]] = {id(layer): {} for layer in layers}
-        self._empty = not found
-        if self._empty:
-            return
-        different = {q.identity: q for _, _, q in found}
-        self._mean, self._std = (
-            torch.cat([tensor.reshape(-1) for tensor in tensors])
-            for tensors in zip(*((q.mean, q.std) for q in different.values()), strict=True)
-        )
-        self._noise, self._together = self._mean, torch.empty_like(self._mean)
-        parts = self._together.split([q.mean.numel() for q in different.values()])
-        of = dict(zip(different, parts, strict=True))
-        for key, name, q in found:
-            self.drawn[key][name] = of[q.identity].view(q.mean.shape)
-
-    def renew(self, seed: int) -> None:
-        """Draw with fresh noise."""
-        if not self._empty:
-            self._noise = standard_normal_like(self._mean, _generator(self._mean.device, seed))
-            self.draw(1)
-
-    def draw(self, sign: int) -> None:
-        """Draw with the noise as it is."""
-        if not self._empty:
-            torch.addcmul(self._mean, self._std, self._noise, value=sign, out=self._together)
-
-
-def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
-    return q.mean.dtype, q.mean.device
-
-
-def _arranged(layer: BayesLayer, x: Tensor, *arguments: Any) -> dict[str, Posterior]:
-    """The layer's posteriors, that of the weight in the memory layout that is best for such inputs."""
-    posteriors = layer.posteriors()
-    weight = posteriors["weight"]
-    if not layer.is_batched(x) or not runs_eagerly(x, weight.mean):
-        return posteriors
-    linear_map, x = layer.as_linear_map(x, *arguments)
-    return {**posteriors, "weight": weight.mapped(partial(linear_map.arranged, x))}
-
-
-class _LocalOfCopies(Local):
-    """Local reparameterisation that, where it meets the stack of copies itself, convolves only one of them."""
-
-    def __init__(self, stack: Tensor, single: Tensor, copies: int) -> None:
-        # its base class is frozen
-        self.__dict__.update(stack=stack, version=stack._version, single=single, copies=copies)
-
-    stack: Tensor
-    version: int
-    single: Tensor
-    copies: int
-
-    def __call__(self, layer: BayesLayer, x: Tensor, *arguments: Any) -> Tensor:
-        """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
-        if x is not self.stack or x._version != self.version:  # or a layer before it has worked in place
-            return super().__call__(layer, x, *arguments)
-        mean, std = self.moments(layer, self.single, *arguments)
-        repeats = (self.copies, *(1,) * (mean.dim() - 1))
-        mean = mean.repeat(repeats)
-        return mean.addcmul_(std.repeat(repeats), standard_normal_like(mean))
-
-
-def _drops_out(model: nn.Module) -> bool:
-    return any(isinstance(module, _DropoutNd) and module.training for module in model.modules())
-
-
-def _require_outputs(outputs: Any, batch: Tensor, model: nn.Module, copies: int) -> None:
+def checked(outputs: object, batch: Tensor, model: nn.Module, draws: int = 1) -> Tensor:
+    """The outputs if they are finite logits for every image; an error says what they are."""
     if not isinstance(outputs, Tensor):
         raise ShapeError(not_a_tensor(outputs, "predict"))
-    if outputs.dim() < 2 or outputs.shape[0] != batch.shape[0]:
-        many = f" (every image {copies} times)" if copies > 1 else ""
+    if outputs.dim() < 2 or outputs.shape[0] != draws * batch.shape[0]:
         raise ShapeError(
-            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}{many}, "
+            f"The model made outputs of shape {tuple(outputs.shape)} from inputs of shape {tuple(batch.shape)}, "
             "but logits need a batch and a class axis: (N, C)."
         )
     if not bool(outputs.isfinite().all()):
         if batch.is_floating_point() and not bool(batch.isfinite().all()):
             raise NonFiniteError("The inputs hold NaN or infinite values, so there is nothing to predict from.")
         raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed the global generators that layers on `device` draw from, and no others."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type not in ("cpu", "meta"):
-        getattr(torch, device.type).manual_seed(seed)
-
-
-def _generator(device: torch.device, seed: int) -> torch.Generator | None:
-    """A generator of its own; numbers that are not there need none."""
-    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """The state of the generator that layers on `device` draw from."""
-    if device.type in ("cpu", "meta"):
-        return torch.default_generator.get_state()
-    return getattr(torch, device.type).get_rng_state(device)
+    return outputs

@@ -8,9 +8,8 @@ draws.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from dubito.errors import OptionError
 from dubito.heads import Head, attach_head, resolve_head
 from dubito.heads.split import Prediction
-from dubito.prediction.predictor import BatchPredictor, PredictsItself, predictor
 from dubito.softplus import at_least_single
 
 __all__ = ["Ensemble", "ensemble", "mc_dropout", "pool"]
@@ -49,7 +47,7 @@ def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleTy
     return view if head is None else attach_head(view, head)
 
 
-class Ensemble(nn.Module, PredictsItself):
+class Ensemble(nn.Module):
     """Several networks for the same inputs and classes as one; see :func:`ensemble`.
 
     Called, it gives the logarithm of its members' mean probabilities.
@@ -69,32 +67,13 @@ class Ensemble(nn.Module, PredictsItself):
         probs = torch.stack([at_least_single(head.probs(member(x))) for head, member in pairs]).mean(0)
         return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
-    @contextmanager
-    def predictor(
-        self, *, head: str | Head | None, generator: torch.Generator | None, **options: Any
-    ) -> Iterator[BatchPredictor]:
-        """What :func:`dubito.predict` asks of an ensemble; its `samples` are draws of each member.
-
-        A member counts as much as any other, however many draws it has.
-        """
-        heads: Sequence[str | Head | None] = self.heads
+    def heads_for(self, head: str | Head | None) -> list[str | Head | None]:
+        """The head of each member, if `head` is asked of the ensemble; members of an inner ensemble have their own."""
+        own: list[str | Head | None] = list(self.heads)
         if head is not None:
-            heads = tuple(_probability_head(member, head, number) for number, member in enumerate(self.members))
-        # An ensemble in the ensemble has members with heads of their own.
-        pairs = zip(self.members, heads, strict=True)
-        heads = [head if isinstance(member, PredictsItself) else own for member, own in pairs]
-        if options["dropout"] is None and getattr(self, "draws_dropout", False):
-            options["dropout"] = True
-        if generator is None:  # one for all members, whose noise would be the same otherwise
-            with torch.random.fork_rng(devices=[]):
-                seed = int(torch.randint(2**62, (), device="cpu"))
-            generator = torch.Generator("cpu").manual_seed(seed)
-        with ExitStack() as contexts:
-            predictors = [
-                contexts.enter_context(predictor(member, head=own, generator=generator, **options))
-                for member, own in zip(self.members, heads, strict=True)
-            ]
-            yield lambda batch: pool([predicted(batch) for predicted in predictors], [1.0] * len(predictors))
+            own = [_probability_head(member, head, number) for number, member in enumerate(self.members)]
+        pairs = zip(self.members, own, strict=True)
+        return [head if isinstance(member, Ensemble) else chosen for member, chosen in pairs]
 
 
 def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) -> Ensemble:
@@ -114,7 +93,7 @@ def ensemble(members: Iterable[nn.Module], *, head: str | Head | None = None) ->
 
 
 def _probability_head(member: nn.Module, head: str | Head | None, number: int) -> Head:
-    chosen = resolve_head(member, None if isinstance(member, PredictsItself) else head)
+    chosen = resolve_head(member, None if isinstance(member, Ensemble) else head)
     if chosen.unit != "probability":
         raise OptionError(
             f"Member {number} of the ensemble ({type(member).__name__}) has the {chosen.name} head, but members need "

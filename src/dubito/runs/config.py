@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from dubito.errors import OptionError, unknown
 
-__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "configure"]
+__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "configure", "with_defaults"]
 
 
 def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
@@ -29,19 +30,21 @@ LARGEST_SEED = 2**62
 class TrainingConfig:
     """Everything that decides what a training does; the values here are the preset ``default``."""
 
-    model: Literal["lenet5", "alexnet", "vgg16"] = _setting("lenet5", "Network: lenet5, alexnet or vgg16.")
+    model: str = _setting("lenet5", "Network by name; `dubito models` lists them.")
     data: str = _setting("digits", "Data set by name, or the path of a folder with a sub-folder per class or an .npz.")
+    size: int = _setting(0, "Height and width in pixels to which images are scaled; 0 is the data set's own size.")
     inference: Literal["vi", "frequentist", "dropout"] = _setting(
         "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
     )
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in a step, over all processes together.")
-    learning_rate: float = _setting(2e-3, "Adam's learning rate, or its peak with one-cycle.")
+    optimizer: str = _setting("adam", "Optimiser: adam, adamw, or sgd (with momentum 0.9).")
+    learning_rate: float = _setting(2e-3, "Learning rate, or its peak with one-cycle.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
         "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
     )
-    l2: float = _setting(0.0, "L2 penalty on the weights of frequentist and dropout networks.")
-    clip: float = _setting(0.0, "Largest norm of the gradient; 0 does not clip.")
+    l2: float = _setting(0.0, "L2 penalty, or adamw's weight decay, of frequentist and dropout networks.")
+    clip: float = _setting(0.0, "Largest norm of the gradient; longer ones are shortened. 0 does not clip.")
     centralize: bool = _setting(
         True, "Remove each filter's mean from its gradient: deep softplus networks learn several times as fast."
     )
@@ -53,29 +56,32 @@ class TrainingConfig:
     )
     dropout: float = _setting(0.5, "Probability of dropping a unit, with --inference dropout.")
     estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
-        "local", "How Bayesian layers draw: local, weight, flipout or mean."
+        "local", "How Bayesian layers draw in training: local, weight, flipout or mean."
     )
-    parameterization: Literal["std", "alpha"] = _setting("std", "Of the posterior's standard deviation: std or alpha.")
+    parameterization: Literal["std", "alpha"] = _setting(
+        "std", "How the posterior's standard deviation is parameterised: std or alpha."
+    )
     initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
     prior: str = _setting(
-        "learned", "standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."
+        "learned", "Prior: standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."
     )
     kl_schedule: Literal["blundell", "uniform", "warmup", "constant"] = _setting(
         "warmup", "How KL is spread over the minibatches: blundell, uniform, warmup or constant."
     )
     warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
-    temperature: float = _setting(0.05, "Multiplies KL; 1 is the true free energy.")
+    temperature: float = _setting(0.05, "Factor of the KL term; 1 is the true free energy.")
     samples: int = _setting(1, "Draws of the network in each training step.")
     warm_start: str = _setting(
-        "none", "Run folder of a frequentist twin whose weights become the first means, and an empirical prior's."
+        "none",
+        "Run folder of a frequentist network whose weights become the initial means, and an empirical prior's.",
     )
     validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
-    seed: int = _setting(0, "Decides initialisation, split, order, augmentation and noise.")
+    seed: int = _setting(0, "Random seed of initialisation, split, order, augmentation and noise.")
     devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
     num_nodes: int = _setting(1, "Machines.")
     accelerator: str = _setting("auto", "auto, cpu, gpu or mps.")
-    checkpoint_minutes: float = _setting(5.0, "A checkpoint at least this often, besides one after each epoch.")
+    checkpoint_minutes: float = _setting(5.0, "Minutes between checkpoints, besides one after each epoch.")
     tensorboard: bool = _setting(False, "Also write TensorBoard logs into the run folder.")
 
     def __post_init__(self) -> None:
@@ -87,6 +93,7 @@ class TrainingConfig:
             "devices": 1,
             "num_nodes": 1,
             "crop": 0,
+            "size": 0,
             "l2": 0,
             "clip": 0,
             "temperature": 0,
@@ -118,13 +125,13 @@ class TrainingConfig:
         return asdict(self)
 
     def in_force(self) -> dict[str, Any]:
-        """The settings that this training looks at, by name: without those of another inference.
+        """The settings that matter for this training, by name: without those of other kinds of inference.
 
         >>> "temperature" in TrainingConfig(inference="frequentist").in_force()
         False
         """
         settings = self.to_dict().items()
-        return {name: value for name, value in settings if self.inference in LOOKED_AT_BY.get(name, (self.inference,))}
+        return {name: value for name, value in settings if self.inference in USED_BY.get(name, (self.inference,))}
 
     @property
     def splits_logits(self) -> bool:
@@ -144,14 +151,14 @@ class TrainingConfig:
         return {**{name: getattr(self, name) for name in names}, "prior": prior}
 
 
-LOOKED_AT_BY: dict[str, tuple[str, ...]] = {
+USED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("estimator", "parameterization", "initial_std", "prior", "warm_start"), ("vi",)),
     **dict.fromkeys(("kl_schedule", "warmup_epochs", "temperature"), ("vi",)),
     **dict.fromkeys(("samples", "validation_samples"), ("vi", "dropout")),
     "dropout": ("dropout",),
     "l2": ("frequentist", "dropout"),
 }
-"""Settings that not every kind of inference looks at."""
+"""Settings that only some kinds of inference use."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Tuned on CIFAR-10's validation split. Small batches and mild crops, because these networks underfit before they
@@ -188,12 +195,12 @@ clipping AlexNet's loss jumps about once in a training of 20 epochs, which costs
 twice the learning rate."""
 
 NARROW_NETWORKS: dict[str, dict[str, Any]] = {"lenet5": {"dropout": 0.05}}
-"""Where it differs for MC dropout in narrow networks: of six channels, half of them dropped leaves too little.
-LeNet-5's validation accuracy on CIFAR-10 fell from 0.05 to 0.1 to 0.25 to 0.5."""
+"""Where the preset ``default`` differs for MC dropout in narrow networks: half of six channels is too little to learn
+from. LeNet-5's validation accuracy on CIFAR-10 fell with every step from 0.05 to 0.1, 0.25 and 0.5."""
 
 
 def configure(preset: str = "default", file: str | os.PathLike[str] | None = None, **settings: Any) -> TrainingConfig:
-    """Settings from a preset, overridden by a YAML file, overridden by `settings` (None leaves one alone).
+    """Settings from a preset, overridden by a YAML file, overridden by `settings` (None changes nothing).
 
     >>> configure("paper", epochs=3).epochs
     3
@@ -214,7 +221,24 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
         if name not in known:
             raise OptionError(unknown("setting", name, known))
         merged[name] = _checked(name, value, str(known[name].type))
+    _check_model(merged.get("model"))
     return TrainingConfig(**merged)
+
+
+def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings, with the default of every setting that did not exist yet when they were stored.
+
+    >>> with_defaults({"epochs": 3})["optimizer"]
+    'adam'
+    """
+    return {**TrainingConfig().to_dict(), **stored}
+
+
+def _check_model(name: Any) -> None:
+    if name not in (None, TrainingConfig.model):  # the registry needs torch, which the default should not wait for
+        from dubito.models.registry import builder
+
+        builder(name)
 
 
 def _checked(name: str, value: Any, annotation: str) -> Any:

@@ -1,6 +1,6 @@
 """A run: one training as a folder with its configuration, environment, weights and metrics.
 
-    config.yaml        the settings, and what the network must know of its data
+    config.yaml        the settings, and what the network must know about its data
     environment.json   commit, versions, hardware, seed and command
     metrics.csv        a row per epoch
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
@@ -16,60 +16,33 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
-import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
+from dubito.files import refuse_existing, write_atomically
 from dubito.runs.config import TrainingConfig, configure
+from dubito.runs.description import DataDescription
+from dubito.runs.environment import environment
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from dubito.data.dataset import DataSource
-    from dubito.models import Network
+    from dubito.data.dataset import Dataset, DataSource
 
-__all__ = ["DataDescription", "Run", "commit", "load", "write_atomically"]
+__all__ = ["NETWORK", "DataDescription", "Run", "load"]
 
 NETWORK = "network."
-"""What names of the network's tensors start with in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class DataDescription:
-    """What a trained network must know of its data."""
-
-    name: str
-    channels: int
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    padding: int
-    num_data: int
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> DataDescription:
-        """From the part ``data`` of a run's configuration."""
-        given = {f.name: content[f.name] for f in fields(cls)}
-        for name, kind in (("class_names", str), ("mean", float), ("std", float)):
-            given[name] = tuple(kind(value) for value in given[name])
-        for name, most in (("channels", 3), ("padding", 15), ("num_data", math.inf)):
-            if not isinstance(given[name], int) or not 0 <= given[name] <= most:
-                raise ValueError(f"{name} is {given[name]!r}")
-        if given["channels"] not in (1, 3) or not len(given["mean"]) == len(given["std"]) == given["channels"]:
-            raise ValueError(f"channels is {given['channels']}, with {len(given['mean'])} means")
-        return cls(**given)
+"""The prefix of the network's tensors in a checkpoint."""
 
 
 class Run:
     """A run folder.
 
-    `Run(...).create()` makes a new one, `Run.open` reads an existing one and refuses what is not whole.
+    `Run(...).create()` makes a new folder, `Run.open` reads an existing one and refuses an incomplete one.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: TrainingConfig, data: DataDescription) -> None:
@@ -78,10 +51,10 @@ class Run:
         self.data = data
 
     def create(self) -> None:
-        """Make the folder, with configuration and environment; one that holds anything is left alone."""
+        """Make the folder, with configuration and environment; a folder that is not empty is refused."""
         refuse_existing(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "environment.json", json.dumps(_environment(self.config), indent=2) + "\n")
+        write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         content = {"training": self.config.to_dict(), "data": asdict(self.data)}
         write_atomically(self.path / "config.yaml", _to_yaml(content))
 
@@ -117,7 +90,7 @@ class Run:
         write_atomically(self.path / name, text.getvalue())
 
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.csv, none if there is no epoch yet."""
+        """The rows of metrics.csv; an empty list before the first epoch has ended."""
         return self._read_table("metrics.csv", {})
 
     def posterior_trace(self) -> list[dict[str, Any]]:
@@ -163,20 +136,39 @@ class Run:
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
 
-    def open_data(self) -> DataSource:
-        """The data set that it was trained on."""
+    def open_data(self, moved: str | None = None) -> DataSource:
+        """The data set that the run was trained on, at the run's image size.
+
+        `moved` is another place to look if the data set is not where it was.
+        """
         from dubito.data import open_dataset
 
         try:
-            return open_dataset(self.config.data)
+            return open_dataset(self.config.data, size=self.data.size)
         except DubitoError as error:
-            raise RunError(f"{self.path} was trained on {self.config.data}, which is not to be had: {error}") from None
+            if moved is not None:
+                return open_dataset(moved, size=self.data.size)
+            raise RunError(f"{self.path} was trained on {self.config.data}, which cannot be opened: {error}") from None
+
+    def split(self, whole: Dataset) -> tuple[Tensor, Tensor]:
+        """Indices of the images that the run was trained on, and of those that it held out for validation.
+
+        `whole` is the training split of the run's data set; a RunError says if it has changed since.
+        """
+        from dubito.data import split_validation
+
+        kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed)
+        if len(kept) != self.data.num_data or whole.class_names != self.data.class_names:
+            raise RunError(
+                f"{whole.name} has changed since {self.path} was trained on it: the held-out images are unknown."
+            )
+        return kept, held_out
 
     def has_checkpoint(self, name: str) -> bool:
-        """Whether `name`.safetensors is there."""
+        """Whether `name`.safetensors exists."""
         return (self.path / f"{name}.safetensors").exists()
 
-    def build(self) -> Network:
+    def build(self) -> nn.Module:
         """The run's network with fresh weights."""
         from dubito.models import build
 
@@ -186,13 +178,14 @@ class Run:
             len(self.data.class_names),
             self.data.channels,
             config.inference,
+            self.data.size,
             activation=config.activation,
             head=config.head,
             dropout=config.dropout,
             **config.bayesian,
         )
 
-    def load(self, checkpoint: str = "best") -> Network:
+    def load(self, checkpoint: str = "best") -> nn.Module:
         """The trained network, in evaluation mode."""
         import torch
 
@@ -209,7 +202,7 @@ class Run:
         return network.requires_grad_(True).eval()
 
 
-def load(path: str | os.PathLike[str], checkpoint: str = "best") -> Network:
+def load(path: str | os.PathLike[str], checkpoint: str = "best") -> nn.Module:
     """The trained network of a run folder, ready for :func:`dubito.predict`.
 
     `checkpoint` is ``best``, the epoch with the lowest validation NLL, or ``last``.
@@ -217,87 +210,8 @@ def load(path: str | os.PathLike[str], checkpoint: str = "best") -> Network:
     return Run.open(path).load(checkpoint)
 
 
-def refuse_existing(folder: Path) -> None:
-    """An error if `folder` is there and holds anything."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"continue it with `dubito train --resume {folder}`, or " if (folder / "config.yaml").exists() else ""
-        what = "exists already and is not empty" if folder.is_dir() else "is a file"
-        raise RunError(f"{folder} {what}; {hint}choose another --out.")
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it has either its old or its whole new content, whatever happens meanwhile."""
-    data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _write_beside(path, data)
-    except OSError as error:  # which names the temporary file, or none
-        raise type(error)(error.errno, error.strerror or str(error), str(path)) from None
-
-
-def _write_beside(path: Path, data: bytes) -> None:
-    """Into a temporary file in the same folder, which then takes the place of `path`."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _to_yaml(content: dict[str, Any]) -> str:
     import yaml
 
     plain = json.loads(json.dumps(content))  # tuples as lists
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-
-def commit() -> str | None:
-    """The commit that this code is of, with ``+changes`` if it was changed since; None outside a checkout."""
-    import subprocess
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # the checkout may be that of somebody who installed dubito
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _environment(config: TrainingConfig) -> dict[str, Any]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    versions: dict[str, str | None] = {}
-    for package in ("dubito", "torch", "numpy", "pytorch-lightning", "safetensors"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "versions": versions,
-        "seed": config.seed,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }

@@ -1,4 +1,4 @@
-"""From a prediction to JSON: probabilities, uncertainties, where they stand, and a verdict in plain words."""
+"""From a prediction to JSON: probabilities, uncertainties, their percentiles, and a verdict in plain words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dubito.serving.validation import Validation
 __all__ = ["SENTENCES", "predictions", "verdict"]
 
 SENTENCES = {
-    "sure": "Neither doubt is unusual for images like those that the model knows; it can still be wrong.",
+    "sure": "Neither uncertainty is unusual for images that the model knows; it can still be wrong.",
     "ambiguous": "The image itself is ambiguous.",
     "unfamiliar": "The model has not seen images like this.",
     "both": "The model has not seen images like this, and the image itself is ambiguous.",
-    "undrawn": "The image is not unusually ambiguous; whether the model has seen images like it, one draw cannot say.",
-    "unknown": "There are no validation images to compare with, so it is not known whether this much doubt is usual.",
+    "undrawn": "The image is not unusually ambiguous; one draw cannot tell whether the model has seen images like it.",
+    "unknown": "There are no validation images to compare with, so it is not known whether this uncertainty is usual.",
 }
 _MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 _DIGITS = 7
@@ -32,6 +32,7 @@ def predictions(
 ) -> list[dict[str, Any]]:
     """An answer for each image."""
     prediction, names = predicted.prediction, model.class_names
+    of_probabilities = model.head.unit == "probability"
     probs = [_rounded(row) for row in prediction.probs.tolist()]
     labels = prediction.label.tolist()
     measures = {name: _rounded(getattr(prediction, name).tolist()) for name in _MEASURES}
@@ -54,8 +55,8 @@ def predictions(
             answer["per_class"] = {
                 "aleatoric": _row(prediction.aleatoric_per_class[number]),
                 "epistemic": _row(prediction.epistemic_per_class[number]),
-                # Of probabilities; Kendall & Gal's epistemic variances are those of logits.
-                "std": None if model.run.config.splits_logits else _row(prediction.epistemic_per_class[number].sqrt()),
+                # Only where the variances are those of probabilities.
+                "std": _row(prediction.epistemic_per_class[number].sqrt()) if of_probabilities else None,
             }
         if options.conformal is not None and validation is not None:
             chosen = validation.conformal(options.conformal).sets(prediction.probs[number : number + 1])[0]

@@ -28,7 +28,7 @@ from dubito.serving.documentation import STYLE, documentation
 from dubito.serving.guard import Access, Guard
 from dubito.serving.limits import Limits
 from dubito.serving.measuring import CONTENT_TYPE, Measures
-from dubito.serving.model import ServedModel
+from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
 from dubito.serving.traffic import Traffic
@@ -70,10 +70,10 @@ class Service:
         usual = self.validations.get(model.method)
         self._examples = usual.example_list(model.class_names) if usual else []
 
-    def close(self) -> None:
-        """Answer what is in the queue and end the threads."""
-        self.batcher.close()
-        self._decoders.shutdown()
+    def close(self, finish: bool = True) -> None:
+        """End the threads, after they have answered what is in the queue; without `finish` that is given up."""
+        self.batcher.close(finish)
+        self._decoders.shutdown(cancel_futures=not finish)
 
     def describe(self, api_key: bool, trusted: bool) -> dict[str, Any]:
         """What /model tells; the examples, which are images of the data, only those who are trusted."""
@@ -92,11 +92,12 @@ class Service:
         """The answer to a request."""
         options = request.options
         method = self._method(request)
+        drawn = method in DRAWING
         with self.traffic.prepare():
             loop = asyncio.get_running_loop()
             images, previews = await loop.run_in_executor(self._decoders, self._prepare, request)
-            samples = options.samples or self.model.samples
-            job = Job(images, method, samples, deadline, options.seed, options.draws)
+            samples, seed = (options.samples or self.model.samples, options.seed or 0) if drawn else (1, 0)
+            job = Job(images, method, samples, deadline, seed, options.draws)
             self._check_work(job)
             future = asyncio.wrap_future(self.batcher.submit(job))
         try:
@@ -112,7 +113,7 @@ class Service:
         return {
             "model": self.model.name,
             "method": method,
-            "samples": predicted.prediction.samples if method == "sample" else None,
+            "samples": predicted.prediction.samples if drawn else None,
             "predictions": answers,
         }
 
@@ -129,7 +130,7 @@ class Service:
 
     def _check_work(self, job: Job) -> None:
         draws = len(job.images) * job.samples
-        if job.method == "sample" and draws > self.limits.max_draws:
+        if draws > self.limits.max_draws:
             raise RefusedError(
                 422,
                 f"{len(job.images)} images with {job.samples} draws each are {draws:,} draws, but a request may have "
@@ -219,7 +220,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         if "index.html" not in files:
-            return HTMLResponse(documentation(app, service), headers=fresh)
+            return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
         return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
 
     @app.get("/static/{name:path}", include_in_schema=False)
@@ -230,7 +231,7 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(documentation(app, service), headers=fresh)
+        return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
 
     @app.get("/docs.css", include_in_schema=False)
     async def style() -> Response:

@@ -1,11 +1,9 @@
 """Micro-batching: concurrent requests share forward passes.
 
-A thread takes what waits, first come, first served, together with everything else that waits for the same method and
-number of draws. Each image's answer has the same distribution as if it had been asked for alone: draws are made in the
-same way for every size of batch, and what a network makes of an image does not depend on its neighbours. A request
-with a seed is predicted alone, because the noise that a seed makes depends on the shape of the batch.
+A thread takes the request that waits longest, together with all others that ask for the same method, number of draws
+and seed. A predictor is a pure function of the image, so an image gets the same answer alone and in company.
 
-What waits is bounded: beyond that a request is refused at once, rather than answered too late.
+The queue is bounded: a request that finds it full is refused at once, rather than answered too late.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ __all__ = ["Batcher", "Job", "Predicted"]
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What the network says of some images: the prediction, and (T, N, C) draws of their probabilities if wanted."""
+    """The prediction of some images, and (T, N, C) draws of their probabilities if they were asked for."""
 
     prediction: Prediction
     draws: Tensor | None = None
 
     def part(self, start: int, stop: int) -> Predicted:
-        """Of these images alone."""
+        """The same for a range of the images."""
         return Predicted(self.prediction[start:stop], None if self.draws is None else self.draws[:, start:stop])
 
 
@@ -47,20 +45,13 @@ class Job:
     method: str
     samples: int
     deadline: float
-    seed: int | None = None
+    seed: int = 0
     draws: bool = False
     future: Future[Predicted] = field(default_factory=Future)
 
     def may_join(self, other: Job) -> bool:
-        """Whether both can be predicted at once."""
-        if self.is_alone or other.is_alone or self.method != other.method:
-            return False
-        return self.method != "sample" or self.samples == other.samples
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether others would change what the seed decides."""
-        return self.seed is not None and self.method == "sample"
+        """Whether one predictor can answer both."""
+        return (self.method, self.samples, self.seed) == (other.method, other.samples, other.seed)
 
 
 class Batcher:
@@ -85,6 +76,7 @@ class Batcher:
         self._arriving = arriving
         self._observe = observe
         self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
         self._change = threading.Condition()
         self._closed = False
         self._seconds_per_image = 0.01
@@ -94,7 +86,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, job: Job) -> Future[Predicted]:
-        """Put a job into the queue; refused if that is full."""
+        """Put a job into the queue, or refuse it if the queue is full."""
         count = len(job.images)
         with self._change:
             if self._closed:
@@ -106,7 +98,7 @@ class Batcher:
         return job.future
 
     def require_room(self, count: int = 1) -> None:
-        """A refusal if so many images find no room in the queue; an empty queue has room for any request."""
+        """Refuse a request if the queue has no room for so many images; an empty queue takes any request."""
         if self.waiting and self.waiting + count > self._limits.max_queue:
             raise busy(
                 f"The server is busy: {self.waiting} images wait already, at most {self._limits.max_queue} may; try "
@@ -114,10 +106,14 @@ class Batcher:
                 self.waiting * self._seconds_per_image,
             )
 
-    def close(self) -> None:
-        """Predict what is in the queue, take no more, and end the thread."""
+    def close(self, finish: bool = True) -> None:
+        """Take no more jobs and end the thread; without `finish` those that wait or run are given up."""
         with self._change:
             self._closed = True
+            if not finish:
+                self._queue.clear()
+                for job in self._running:
+                    job.deadline = 0.0
             self._change.notify()
         self._thread.join()
 
@@ -142,14 +138,15 @@ class Batcher:
             while True:
                 full = self._join(batch)
                 left = until - time.monotonic()
-                if full or left <= 0 or self._closed or batch[0].is_alone or not self._arriving():
+                if full or left <= 0 or self._closed or not self._arriving():
                     break
                 self._change.wait(left)
             self.waiting -= sum(len(job.images) for job in batch)
+            self._running = batch
             return batch
 
     def _join(self, batch: list[Job]) -> bool:
-        """Move what may join from the queue into the batch; whether that is full."""
+        """Move the jobs that may join from the queue into the batch; returns whether the batch is full."""
         room = self._limits.max_batch - sum(len(job.images) for job in batch)
         for job in list(self._queue):
             if room <= 0:

@@ -1,8 +1,8 @@
 """Noise and rotation: what the page's sliders do to an image.
 
 Noise is that of `dubito evaluate`: gamma times standard normal noise is added to pixels in [0, 1], and the sum is not
-clipped. Rotation is about the centre, in degrees, counter-clockwise and bilinear; what comes in from outside has the
-colour of the image's border.
+clipped. Rotation is about the centre, in degrees, counter-clockwise and bilinear; new pixels get the colour of the
+image's border.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["add_noise", "rotate", "to_bytes"]
 
 
 def rotate(image: Tensor, degrees: float) -> Tensor:
-    """An image (C, H, W) of bytes, turned.
+    """Rotate an image (C, H, W) of bytes.
 
     >>> image = torch.tensor([[[1, 2], [3, 4]]], dtype=torch.uint8)
     >>> rotate(image, 90).tolist()
@@ -48,7 +48,7 @@ def add_noise(image: Tensor, gamma: float, seed: int) -> Tensor:
 
 
 def to_bytes(image: Tensor) -> Tensor:
-    """A float image as bytes; what lies outside [0, 1] is clipped.
+    """A float image as bytes; values outside [0, 1] are clipped.
 
     >>> to_bytes(torch.tensor([-1.0, 0.5, 2.0])).tolist()
     [0, 128, 255]

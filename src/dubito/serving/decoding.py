@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dubito.data.images import read_image
 from dubito.errors import DataError
+from dubito.runs.run import DataDescription
 from dubito.serving.refusal import RefusedError
-from dubito.training import DataDescription
 
 __all__ = ["FORMATS", "decode_base64", "decode_images"]
 
@@ -25,7 +25,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
 
 def decode_images(files: Sequence[bytes], data: DataDescription, max_pixels: int) -> list[Tensor]:
-    """Each file as an image (C, 32, 32) of bytes, as the run's own data was read."""
+    """Each file as an image (C, H, W) of bytes, as the run's own data was read."""
     pixels = 0
     for number, content in enumerate(files, start=1):
         pixels += _count_pixels(content, _name(number, len(files)))
@@ -78,7 +78,7 @@ def _decode(content: bytes, name: str, data: DataDescription) -> Tensor:
     file = io.BytesIO(content)
     file.name = name  # what messages call it
     try:
-        return read_image(file, data.channels, padding=data.padding)
+        return read_image(file, data.channels, data.size, data.padding)
     except DataError as error:
         raise RefusedError(422, str(error)) from None
     except MemoryError:

@@ -1,4 +1,4 @@
-"""The page /docs: how to ask, made from the OpenAPI description; it loads nothing from elsewhere."""
+"""The page /docs: how to use the server, made from the OpenAPI description; it loads nothing from other sites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dubito.serving.validation import RULE
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from dubito.serving.application import Service
+    from dubito.serving.limits import Limits
+    from dubito.serving.model import ServedModel
 
 __all__ = ["STYLE", "documentation"]
 
@@ -25,9 +26,8 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 """
 
 
-def documentation(app: FastAPI, service: Service) -> str:
+def documentation(app: FastAPI, model: ServedModel, limits: Limits) -> str:
     """The page as HTML."""
-    limits, model = service.limits, service.model
     paths = _table(
         (f"<code>{method.upper()} {escape(path)}</code>", escape(description.get("description", "")))
         for path, methods in app.openapi()["paths"].items()
@@ -51,13 +51,13 @@ def documentation(app: FastAPI, service: Service) -> str:
 <h2>What the answer means</h2>
 <p>Aleatoric uncertainty: the image itself is ambiguous. Epistemic uncertainty: the network has not seen enough images
 like it. <code>percentile</code> says where both stand among the images that the training held out. {escape(RULE)}
-These, and conformal sets, are those of the method that was asked for, by {model.samples} draws; an answer by fewer
-draws has somewhat less epistemic uncertainty, by one draw none.</p>
-<p>Concurrent requests share forward passes. Each image's answer is distributed as if it had been asked for alone. By
-the method <code>sample</code> draws are new for every request, so the same image gets slightly different numbers each
-time; with <code>seed</code> the same request to the same server gets the same answer, and is predicted alone. The
-method <code>moments</code> draws nothing: <code>samples</code> does not matter, and an image always gets the same
-answer up to rounding. Noise is that of the seed, 0 if there is none.</p>
+Percentiles and conformal sets are those of the method that was asked for, with {model.samples} draws; an answer with
+fewer draws has somewhat less epistemic uncertainty, with one draw none.</p>
+<p>The same image with the same options always gets the same answer up to rounding, alone or together with other images
+and requests. The methods <code>weights</code> and <code>local</code> draw: another <code>seed</code> gives other draws,
+and so slightly different numbers. The methods <code>moments</code> and <code>mean</code> draw nothing, and
+<code>samples</code> does not matter to them; <code>mean</code> knows no epistemic uncertainty. The noise of the option
+<code>noise</code> follows the seed too.</p>
 <h2>Limits</h2>
 <p>{limits.max_images} images, {limits.max_samples:,} draws of each and {limits.max_draws:,} of all,
 {limits.max_body_bytes:,} bytes and {limits.max_pixels:,} pixels in a request; PNG, JPEG, WebP, BMP or GIF, of which the

@@ -1,4 +1,4 @@
-"""What surrounds every request: who may ask, how much they may send, what every answer says, and counting.
+"""Checks around every request: host, origin, key and size; also security headers and counting.
 
 - On a loopback address only requests for that address are answered, so that no web page can reach the server under a
   name of its own (DNS rebinding); and none that a page of another origin sends.
@@ -32,7 +32,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 LOG = logging.getLogger("dubito.serving")
 OPEN = ("/", "/health", "/docs", "/docs.css", "/openapi.json", "/favicon.ico", "/model")
-"""What is answered without a key; /model then leaves out the examples."""
+"""Paths that need no key; without one /model leaves out the examples."""
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -51,7 +51,7 @@ INTERNAL = "Something went wrong in the server; its log says what."
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Who may use the server.
 
     Attributes:
         hosts: names that a request's Host header may have, in lower case and without port; None for any.
@@ -68,7 +68,7 @@ class Access:
         return hmac.compare_digest(headers.get(b"x-api-key", b""), self.api_key.encode())
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes]) -> RefusedError | None:
-        """Why the request may not be answered."""
+        """The reason to refuse the request, or None."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and _without_port(host) not in self.hosts:
             return RefusedError(
@@ -105,14 +105,14 @@ class Body:
         self.complete = False
 
     async def receive(self) -> Message:
-        """The next piece, as ASGI has it."""
+        """The next ASGI message."""
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self.complete = True
         return message
 
     async def discard(self, most: int) -> None:
-        """Read the rest, but not more than that, and throw it away."""
+        """Read the rest and throw it away, but at most `most` bytes."""
         while not self.complete and most > 0:
             most -= len((await self.receive()).get("body", b""))
 
@@ -158,7 +158,7 @@ class Guard:
             self._measures.observe_request(path, status or 499, time.monotonic() - began)
 
     async def _finish(self, body: Body, message: Message) -> None:
-        """Read what is left of the body, and add what every answer says."""
+        """Read the rest of the body, and add the headers of every answer."""
         extra = dict(HEADERS)
         present = {name.lower() for name, _ in message["headers"]}
         if b"cache-control" not in present:

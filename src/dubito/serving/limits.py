@@ -1,4 +1,4 @@
-"""What the server accepts at most, and how long it waits."""
+"""The largest requests that the server accepts, and how long it waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server accepts at most, and how long it waits; times are in seconds.
+    """The largest requests that the server accepts, and how long it waits, in seconds.
 
     Attributes:
         max_images: images of a request, and points of a curve over noise or rotation.
@@ -22,10 +22,10 @@ class Limits:
         max_batch: images that share a forward pass.
         max_wait: how long a batch waits for requests that are on their way.
         max_queue: images that wait for the network.
-        max_requests: requests in work at once, and so what they keep in memory.
-        body_timeout: until a request has arrived, its body included.
-        request_timeout: until it is answered.
-        shutdown_timeout: until the server ends, whatever is still in work.
+        max_requests: requests that are handled at once, which bounds their memory.
+        body_timeout: time for a request to arrive, with its body.
+        request_timeout: time to answer a request.
+        shutdown_timeout: time to finish the accepted requests before the server ends.
     """
 
     max_images: int = 64

@@ -1,4 +1,4 @@
-"""What /metrics tells, in the text format of Prometheus."""
+"""The metrics of /metrics, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Measures:
     """Counters of one server."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # when a counter was made, a series of its own for each
+        disable_created_metrics()  # extra series with the time at which each counter was made
         self.registry = CollectorRegistry()
         options: Any = {"registry": self.registry}
         self.requests = Counter("dubito_requests", "Requests, by path and status.", ["path", "status"], **options)
@@ -37,7 +37,7 @@ class Measures:
         self.in_work = Gauge("dubito_requests_in_work", "Predictions that were accepted and not answered.", **options)
 
     def watch(self, queue: Callable[[], float], in_work: Callable[[], float]) -> None:
-        """Where the present values come from."""
+        """Set the functions that give the current queue length and number of requests."""
         self.queue.set_function(queue)
         self.in_work.set_function(in_work)
 

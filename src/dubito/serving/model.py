@@ -1,32 +1,80 @@
-"""The network that answers: a run's, its methods of prediction, and one prediction for several jobs at once."""
+"""The network that answers: a run's network, frozen as predictors, and one prediction for several jobs at once."""
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, IMAGE_SIZE, normalize
+from dubito.data import DATASETS, normalize
 from dubito.errors import DubitoError, OptionError, unknown
-from dubito.heads import ClassificationHead, resolve_head
-from dubito.models.architecture import architecture
-from dubito.prediction import Prediction, PredictionMethod, predict
+from dubito.prediction import Prediction, Predictor
 from dubito.runs.run import Run
 from dubito.serving.batching import Job, Predicted
 from dubito.serving.refusal import busy
 
-__all__ = ["MAX_DRAWS_SHOWN", "ServedModel"]
+__all__ = ["DRAWING", "MAX_DRAWS_SHOWN", "METHODS", "Predictors", "ServedModel"]
 
-METHODS = ("sample", "moments")
-"""How a request may be predicted; ``auto`` takes the last that the network can do, as it needs fewest passes."""
-STACK = 256
-"""Copies of images that go through the network at once: the draws of few images are made in one pass."""
+METHODS = ("weights", "local", "moments", "mean")
+"""How a request may be predicted."""
+DRAWING = ("weights", "local")
+"""The methods that draw: the others do not depend on a number of draws or a seed."""
 MAX_DRAWS_SHOWN = 100
 """Draws of an image that an answer holds."""
+PASSES = 2048
+"""About how many forward passes of single images are made between two checks of the deadline."""
+PREDICTORS = 8
+"""Predictors that are kept, besides the server's own."""
+PREDICTOR_BYTES = 1_000_000_000
+"""Bytes that the drawn weights of these predictors may take together."""
+
+
+class Predictors:
+    """Predictors of one network, made when first asked for; those used last are kept.
+
+    A predictor keeps its drawn weights, so both their number and their bytes are bounded. The first one that is made,
+    the server's own, is kept for good.
+    """
+
+    def __init__(self, network: torch.nn.Module, most: int = PREDICTORS, most_bytes: int = PREDICTOR_BYTES) -> None:
+        self._network = network
+        self._bytes_per_draw = sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
+        self._most, self._most_bytes = most, most_bytes
+        self._own: tuple[tuple[str, int, int], Predictor] | None = None
+        self._kept: OrderedDict[tuple[str, int, int], Predictor] = OrderedDict()
+
+    def __call__(self, method: str, samples: int = 1, seed: int = 0) -> Predictor:
+        """The predictor with these settings."""
+        key = (method, samples, seed) if method in DRAWING else (method, 1, 0)
+        if self._own is not None and self._own[0] == key:
+            return self._own[1]
+        found = self._kept.pop(key, None) or Predictor(self._network, *_arguments(key))
+        if self._own is None:
+            self._own = key, found
+        else:
+            self._kept[key] = found
+            self._forget()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._kept) + (self._own is not None)
+
+    def _forget(self) -> None:
+        """Drop the predictors that were used longest ago, until the rest is small enough."""
+        while len(self._kept) > self._most or self._bytes() > self._most_bytes:
+            self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(samples * self._bytes_per_draw for _, samples, _ in self._kept)
+
+
+def _arguments(key: tuple[str, int, int]) -> tuple[int, str, int]:
+    method, samples, seed = key
+    return samples, method, seed
 
 
 class ServedModel:
@@ -35,7 +83,8 @@ class ServedModel:
     Args:
         run: what is served.
         samples: draws, unless a request says otherwise.
-        method: ``auto``, ``sample`` or ``moments``, unless a request says otherwise.
+        method: ``auto`` (which is ``weights``), ``weights``, ``local``, ``moments`` or ``mean``, unless a request says
+            otherwise.
         checkpoint: ``best`` or ``last``.
         device: where the network computes.
     """
@@ -51,22 +100,19 @@ class ServedModel:
         self.run = run
         self.samples = samples
         self.checkpoint = checkpoint
-        self.network = run.load(checkpoint).requires_grad_(False).to(device)
-        head = resolve_head(self.network, None)
-        assert isinstance(head, ClassificationHead)
-        self._head = head
-        self._generator = torch.Generator().manual_seed(secrets.randbits(62))
-        known = [kind.value for kind in PredictionMethod]
-        self.methods = [name for name in METHODS if name in known and self._can(method=name)]
-        # One route for every size of batch: with another for large ones, company would change an image's answer.
-        self.route = "stacked" if self._can(route="stacked") else "loop"
+        network = run.load(checkpoint).requires_grad_(False).to(device)
+        self.methods = self._methods(network)
         if method not in ("auto", *self.methods):
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
-        self.method = self.methods[-1] if method == "auto" else method
+        self.method = "weights" if method == "auto" else method
+        self.predictors = Predictors(network)
+        self.head = self.predictors(self.method, samples).head
+        (plain,) = self.predictors("mean").networks()
+        self.parameters = sum(parameter.numel() for parameter in plain.parameters())
 
     @property
     def name(self) -> str:
-        """What the model is called: its folder."""
+        """The name of the model: that of its run folder."""
         return self.run.path.resolve().name
 
     @property
@@ -75,16 +121,14 @@ class ServedModel:
         return self.run.data.class_names
 
     def choose(self, method: str, draws: bool = False) -> str:
-        """The method that a request gets; ``auto`` is the server's, or the one that draws if draws are asked for."""
+        """The method that a request gets; ``auto`` is the server's, or ``weights`` if draws are asked for."""
         if method != "auto":
             return method
-        return "sample" if draws else self.method
+        return "weights" if draws and self.method not in DRAWING else self.method
 
     def describe(self) -> dict[str, Any]:
-        """What is known of the model."""
+        """The description of the model that /model gives."""
         config, data = self.run.config, self.run.data
-        outputs = self._head.num_outputs(len(self.class_names))
-        shapes = architecture(config.model).shapes(data.channels, outputs)
         return {
             "name": self.name,
             "model": config.model,
@@ -92,9 +136,9 @@ class ServedModel:
             "data": data.name,
             "class_names": list(self.class_names),
             "channels": data.channels,
-            "size": IMAGE_SIZE,
+            "size": data.size,
             "head": config.head,
-            "parameters": sum(shape.weights for shape in shapes),
+            "parameters": self.parameters,
             "samples": self.samples,
             "method": self.method,
             "methods": self.methods,
@@ -111,46 +155,33 @@ class ServedModel:
         return normalize(images, self.run.data.mean, self.run.data.std)
 
     def predict(self, jobs: Sequence[Job]) -> Predicted:
-        """The prediction of all images of jobs that may be joined, in their order."""
+        """The prediction of all images of jobs with the same method, draws and seed, in their order."""
         first = jobs[0]
-        images = torch.cat([job.images for job in jobs])
-        deadline = max(job.deadline for job in jobs)
-        wanted = first.method == "sample" and any(job.draws for job in jobs)
-        generator = self._generator if first.seed is None else torch.Generator().manual_seed(first.seed)
-        outputs: list[Tensor] = []
-
-        def watch(module: Any, inputs: Any, output: Tensor) -> None:
-            if time.monotonic() > deadline:
+        predictor = self.predictors(first.method, first.samples, first.seed)
+        wanted = any(job.draws for job in jobs)
+        parts: list[Prediction] = []
+        draws: list[Tensor] = []
+        # What a predictor says of an image does not depend on its company, so that any parts will do.
+        for images in torch.cat([job.images for job in jobs]).split(max(1, PASSES // predictor.samples)):
+            if time.monotonic() > max(job.deadline for job in jobs):
                 raise busy("The prediction took too long; ask for fewer images or draws, or try again later.")
-            if wanted and sum(map(len, outputs)) < MAX_DRAWS_SHOWN:
-                outputs.append(self._head.probs(output).unflatten(0, (-1, len(images))).cpu())
+            parts.append(predictor(images).to("cpu"))
+            if wanted:
+                # A network that has nothing to draw has one draw, whatever was asked for.
+                draws.append(predictor.draws(images)[: min(parts[-1].samples, MAX_DRAWS_SHOWN)].cpu())
+        return Predicted(Prediction.cat(parts), torch.cat(draws, 1) if draws else None)
 
-        hook = self.network.register_forward_hook(watch)
-        try:
-            prediction = self.predict_images(images, first.samples, first.method, generator)
-        finally:
-            hook.remove()
-        if not outputs:
-            return Predicted(prediction)
-        # A network without anything to draw is asked twice, but has one draw.
-        return Predicted(prediction, torch.cat(outputs)[: min(prediction.samples, MAX_DRAWS_SHOWN)])
+    def _methods(self, network: torch.nn.Module) -> list[str]:
+        """The methods that suit the network: tried on a black image."""
+        if self.run.config.inference != "vi":
+            return ["weights", "mean"]  # without a posterior `local` is the same, and moments have nothing to follow
+        image = torch.zeros(1, self.run.data.channels, self.run.data.size, self.run.data.size)
+        return [method for method in METHODS if _works(network, method, image)]
 
-    def predict_images(
-        self, images: Tensor | Iterable[Tensor], samples: int, method: str, generator: torch.Generator
-    ) -> Prediction:
-        """The prediction of images as the network takes them, or of batches of them."""
-        size = max(STACK, len(images)) if isinstance(images, Tensor) else STACK
-        options: dict[str, Any] = {"generator": generator, "batch_size": size, "route": self.route}
-        return predict(self.network, images, samples, method, **options).to("cpu")
 
-    def _can(self, **option: str) -> bool:
-        """Whether the network can be predicted so: tried on a black image."""
-        if option.get("method") == "moments" and self.run.config.inference != "vi":
-            return False  # there is nothing to propagate, or dropout, of which draws say more
-        image = torch.zeros(1, self.run.data.channels, IMAGE_SIZE, IMAGE_SIZE)
-        arguments: dict[str, Any] = {"generator": self._generator, **option}
-        try:
-            predict(self.network, image, 2, **arguments)
-        except DubitoError:
-            return False
-        return True
+def _works(network: torch.nn.Module, method: str, image: Tensor) -> bool:
+    try:
+        Predictor(network, 2, method)(image)
+    except DubitoError:
+        return False
+    return True

@@ -15,20 +15,20 @@ REFUSALS: dict[int, str] = {
     408: "The body came too slowly.",
     413: "The body, the images or their pixels are too many.",
     415: "The body is neither multipart/form-data nor JSON.",
-    422: "An option makes no sense, or an image cannot be decoded.",
+    422: "An option is not valid, or an image cannot be decoded.",
     503: "The server is busy or stopping; Retry-After says in how many seconds to try again.",
 }
 """What the statuses of refused predictions mean."""
 
 
 class Refusal(BaseModel):
-    """The body of such an answer."""
+    """The JSON body of a refusal."""
 
     error: str
 
 
 class RefusedError(DubitoError):
-    """A request that is not answered as it wished: `status`, and the sentence that says why."""
+    """A refused request: the HTTP `status`, and a sentence that says why."""
 
     def __init__(self, status: int, sentence: str, retry_after: int | None = None) -> None:
         super().__init__(sentence)
@@ -37,7 +37,7 @@ class RefusedError(DubitoError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer's header says besides."""
+        """Extra headers of the answer."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 

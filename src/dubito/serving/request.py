@@ -36,7 +36,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _no_truth(value: Any) -> Any:
-    """`value`, unless it is true or false, which would count as 1 and 0."""
+    """Refuse true and false, which Python would take for 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
@@ -55,12 +55,15 @@ class Options(BaseModel):
 
     samples: Annotated[
         int | None,
-        Field(ge=1, description="Draws of the network, by the method sample unless another is named."),
+        Field(ge=1, description="Draws of the network, for the methods weights and local."),
         _Number,
     ] = None
     method: Annotated[
-        Literal["auto", "sample", "moments"],
-        Field(description="sample draws the network, moments passes means and variances through it; auto: see /model."),
+        Literal["auto", "weights", "local", "moments", "mean"],
+        Field(
+            description="weights draws whole networks, local draws activations, moments passes means and variances "
+            "through the network, mean uses the mean weights alone; auto is the server's own, see /model."
+        ),
     ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
     conformal: Annotated[
@@ -81,7 +84,7 @@ class Options(BaseModel):
     ] = None
     seed: Annotated[
         int | None,
-        Field(ge=0, lt=2**62, description="Makes noise and draws reproducible; without it every request draws anew."),
+        Field(ge=0, lt=2**62, description="Random seed of the draws and the noise, 0 if not given."),
         _Number,
     ] = None
     preview: Annotated[bool, Field(description="Also give the image that the network saw.")] = False
@@ -104,7 +107,7 @@ class PredictionRequest:
 
 
 async def parse_request(body: bytes, headers: Headers, limits: Limits) -> PredictionRequest:
-    """The request that a body holds, or a refusal that says what is wrong with it."""
+    """Read a request from its body, or refuse it with a sentence that says what is wrong."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         files, fields = _from_json(body, limits)
@@ -121,7 +124,7 @@ async def parse_request(body: bytes, headers: Headers, limits: Limits) -> Predic
 
 
 def request_schema() -> dict[str, Any]:
-    """What the body may be, for the OpenAPI description."""
+    """The schema of the request body, for the OpenAPI description."""
     options = Options.model_json_schema()
     kinds = {
         "multipart/form-data": {"type": "string", "format": "binary"},
@@ -240,7 +243,7 @@ def _check_count(count: int, limits: Limits) -> None:
 
 
 def _check(request: PredictionRequest, limits: Limits) -> None:
-    """Whether the options fit each other, the images and the limits."""
+    """Refuse options that do not fit each other, the images or the limits."""
     options = request.options
     lengths = {name: len(getattr(options, name) or [0]) for name in _MANY}
     points = max(lengths.values())
@@ -263,5 +266,8 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
             )
     if options.samples is not None and options.samples > limits.max_samples:
         raise RefusedError(422, f"samples is {options.samples}, but must be at most {limits.max_samples}.")
-    if options.draws and options.method == "moments":
-        raise RefusedError(422, "draws are those of method 'sample', but method is 'moments', which makes none.")
+    if options.draws and options.method in ("moments", "mean"):
+        raise RefusedError(
+            422,
+            f"method is {options.method!r}, which makes no draws: ask for draws by the method weights or local.",
+        )

@@ -1,4 +1,4 @@
-"""The process: its socket, its signals, and an end that loses nothing.
+"""The server process: its socket, its signals, and a clean shutdown.
 
 On SIGTERM or SIGINT the server refuses new predictions (503), answers all that it accepted, and then closes its socket
 and ends; a second signal ends it at once.
@@ -28,7 +28,7 @@ from dubito.serving.guard import Access
 __all__ = ["bind", "hosts_of", "is_loopback", "serve"]
 
 LINGER = 0.3
-"""Seconds that the stopped server still answers, so that /health can say so and late requests learn why."""
+"""Seconds that a stopping server still answers, so that /health and late requests say that it is stopping."""
 MAX_CONNECTIONS = 1000
 HEADER_BYTES = 32_768
 
@@ -105,7 +105,7 @@ def serve(service: Service, access: Access, opened: socket.socket, started: Call
     try:
         server.run(sockets=[opened])
     finally:
-        service.close()
+        service.close(finish=not server.left)
     return server.left
 
 
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn, but the end that a signal asked for is no failure: the signal is not raised again."""
+        """As in uvicorn, but a signal is not raised again at the end, so that the exit code is 0."""
         names = (signal.SIGINT, signal.SIGTERM)
         before = {name: signal.signal(name, self.handle_exit) for name in names}
         try:
@@ -154,7 +154,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1, but a request's header must arrive in time, and what is no HTTP is told so in JSON."""
+    """HTTP/1.1 with a time limit for a request's header, and JSON errors for invalid HTTP."""
 
     header_timeout = 15.0
     _timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""What is in work: how many requests, and how many bytes of their bodies are in memory."""
+"""How many requests are being handled, and how many bytes of their bodies are in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Traffic:
 
     @contextmanager
     def prepare(self) -> Iterator[None]:
-        """Inside, a request is on its way to the queue."""
+        """Count a request as on its way to the queue, while the context lasts."""
         self.arriving += 1
         try:
             yield

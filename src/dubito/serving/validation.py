@@ -1,16 +1,14 @@
-"""What is usual: how uncertain the network is of images that its training held out.
+"""How uncertain the network usually is: predictions of the images that its training held out.
 
-Against these an answer says where an image stands, conformal sets are calibrated, and the page's examples are chosen.
-They are predicted once by each method and kept beside the weights (validation-METHOD.safetensors), or in the cache
-where a run folder cannot be written to. Data that is not on this machine is not downloaded: the server then answers
-without comparison.
+An answer compares its image with these images; conformal sets are calibrated on them, and the page's examples are
+chosen from them. They are predicted once by each method and kept in the run folder (validation-METHOD.safetensors), or
+in the cache if the run folder cannot be written. Data that is not on this machine is not downloaded: the server then
+answers without a comparison.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +23,16 @@ from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.storage import fingerprint
 from dubito.evaluation.thumbnails import data_uri
-from dubito.runs.run import Run, write_atomically
+from dubito.files import write_atomically
+from dubito.prediction import Prediction
+from dubito.progress import progress_bar
+from dubito.runs.run import Run
 from dubito.serving.model import ServedModel
 
 __all__ = ["MAX_IMAGES", "QUANTILE", "RULE", "Validation", "find_validation"]
 
 MAX_IMAGES = 2000
-"""Held-out images that are predicted, chosen at random: enough for percentiles, and soon done."""
+"""Held-out images that are predicted at most, chosen at random: enough for percentiles."""
 QUANTILE = 0.95
 """An uncertainty above that of this share of the validation images is unusual."""
 RULE = (
@@ -50,7 +51,7 @@ class Validation:
         probs: (N, C) of each image.
         labels: (N,) their true classes.
         aleatoric, epistemic: (N,) in ascending order.
-        examples: (K, C, 32, 32) bytes, a few of the images: half of them sure, half doubtful.
+        examples: (K, C, H, W) bytes, a few of the images: half of them sure, half doubtful.
         example_labels: (K,) their true classes.
     """
 
@@ -114,21 +115,18 @@ def find_validation(
     model: ServedModel,
     method: str,
     images: int = MAX_IMAGES,
-    progress: Callable[[int], Any] | None = None,
+    progress: bool = False,
 ) -> Validation:
     """The validation images' predictions by that method, kept or made; an error says why there are none.
 
-    Each method has its own: what is usual by one may be rare by another.
-
-    `progress(total)` gives a context manager, and that a function which is told how many more images are done.
+    Each method has its own: an uncertainty that is usual for one may be rare for another.
     """
     notes: dict[str, Any] = {
         "weights": fingerprint(model.run, model.checkpoint),
         "method": method,
-        "route": model.route,
         "samples": model.samples,
         "images": images,
-        "version": 1,
+        "version": 2,
     }
     digest = f"{notes['weights'][:16]}-{method}-{model.samples}-{images}"
     places = (model.run.path / f"{FILE}-{method}.safetensors", cache_folder() / "serving" / f"{digest}.safetensors")
@@ -155,21 +153,18 @@ def _require_local_data(run: Run) -> None:
         raise DataError(f"{name} does not exist any more.")
 
 
-def _predict(model: ServedModel, method: str, wanted: int, progress: Callable[[int], Any] | None) -> Validation:
+def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Validation:
     held_out = held_out_images([model.run])
     if not len(held_out):
         raise RunError(f"{model.run.path} held no images out.")
     chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))[:wanted].sort().values
     images, labels = held_out.images[chosen], held_out.labels[chosen]
-    generator = torch.Generator().manual_seed(0)
-
-    def batches(advance: Callable[[int], None]) -> Any:
+    predictor, parts = model.predictors(method, model.samples), []
+    with progress_bar(f"Predicting validation images by {method}", len(images), shown=progress) as advance:
         for part in images.split(128):
-            yield model.prepare_bytes(part)
+            parts.append(predictor(model.prepare_bytes(part)).to("cpu"))
             advance(len(part))
-
-    with progress(len(images)) if progress else nullcontext(lambda count: None) as advance:
-        prediction = model.predict_images(batches(advance), model.samples, method, generator)
+    prediction = Prediction.cat(parts)
     shown = _examples(prediction.aleatoric, prediction.epistemic, labels)
     return Validation(
         prediction.probs,
@@ -182,7 +177,7 @@ def _predict(model: ServedModel, method: str, wanted: int, progress: Callable[[i
 
 
 def _examples(aleatoric: Tensor, epistemic: Tensor, labels: Tensor) -> Tensor:
-    """Numbers of images to show: half sure and of different classes, a quarter of each kind of doubt."""
+    """Which images to show: half are certain and of different classes, a quarter has each kind of uncertainty."""
     doubt = aleatoric + epistemic
     sure: list[int] = []
     for number in doubt.argsort().tolist():
@@ -205,7 +200,7 @@ def _content(made: Validation, notes: dict[str, Any]) -> bytes:
 
 
 def _read(place: Path, notes: dict[str, Any]) -> Validation | None:
-    """What is kept there, if it is whole and fits."""
+    """The stored statistics, or None if they are missing, damaged or made with other settings."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -17,24 +17,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
-from dubito.errors import DubitoError
+from dubito.errors import DubitoError, RunError
 from dubito.layers import BayesLayer
 from dubito.runs.run import NETWORK, Run
 from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
+from dubito.training.optimizer_state import pack_state, restore_state
 
 __all__ = ["Display", "InterruptedTraining", "RunKeeper"]
 
 
-class InterruptedTraining(DubitoError):  # noqa: N818 - it is no error of anybody's
+class InterruptedTraining(DubitoError):  # noqa: N818 - stopping is no error
     """Ctrl-C: the training stopped between two steps, with a checkpoint."""
 
 
 class RunKeeper(pl.Callback):
     """Writes checkpoints and metrics into the run folder, and turns Ctrl-C into a clean stop.
 
-    A checkpoint holds everything that the next step depends on: weights, optimiser state and position. The noise and
-    the batches are functions of seed and position, so a resumed run goes on bit for bit.
+    A checkpoint holds everything that the next step depends on: weights, the whole state of the optimiser, and the
+    position. Noise and batches are functions of seed and position, so a resumed run continues bit for bit.
     """
 
     def __init__(self, run: Run, minutes: float = 5.0) -> None:
@@ -43,13 +44,15 @@ class RunKeeper(pl.Callback):
         self.rows: list[dict[str, Any]] = []
         self.trace: list[dict[str, Any]] = []
         self.best = float("inf")
-        self._resumed: dict[str, torch.Tensor] | None = None
+        self._resumed: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
         self._interrupted = False
         self._saved = self._step_began = time.monotonic()
 
     def resume(self, module: Classifier) -> Position:
-        """Read the last checkpoint into the module; the optimiser follows when the fit starts."""
+        """Read the last checkpoint into the module; the optimiser gets its state when the fit starts."""
         tensors, notes = self.run.read_checkpoint("last")
+        if "optimizer" not in notes:
+            raise RunError(f"{self.run.path} was trained by an earlier version and cannot be continued; train again.")
         weights = {k.removeprefix(NETWORK): t for k, t in tensors.items() if k.startswith(NETWORK)}
         module.network.load_state_dict(weights)
         module.start = Position(**notes["progress"])
@@ -57,7 +60,7 @@ class RunKeeper(pl.Callback):
             setattr(module.sums, name, value)
         self.rows, self.trace, self.best = notes["rows"], notes["trace"], notes["best"]
         self._write_tables()  # a kill may have come between the checkpoint and these files
-        self._resumed = tensors
+        self._resumed = tensors, notes["optimizer"]
         return module.start
 
     @contextmanager
@@ -79,8 +82,9 @@ class RunKeeper(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the optimiser its state back."""
+        assert isinstance(pl_module, Classifier)
         if self._resumed is not None:
-            _restore_optimizer(trainer.optimizers[0], self._resumed)
+            restore_state(trainer.optimizers[0], pl_module.network, *self._resumed)
             self._resumed = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
@@ -90,7 +94,7 @@ class RunKeeper(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A checkpoint if it is time or Ctrl-C was pressed."""
+        """Write a checkpoint if it is time or Ctrl-C was pressed."""
         assert isinstance(pl_module, Classifier)
         now = time.monotonic()
         pl_module.sums.seconds += now - self._step_began
@@ -104,7 +108,7 @@ class RunKeeper(pl.Callback):
             raise InterruptedTraining(f"Stopped in epoch {at.epoch + 1}.")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The epoch's row of metrics, the checkpoint, and the best one if it is."""
+        """Write the epoch's row of metrics, the checkpoint, and the best weights if these are."""
         assert isinstance(pl_module, Classifier)
         epoch = pl_module.start.epoch + trainer.current_epoch + 1
         rate = trainer.optimizers[0].param_groups[0]["lr"]
@@ -128,15 +132,16 @@ class RunKeeper(pl.Callback):
 
     def save(self, trainer: pl.Trainer, module: Classifier, at: Position) -> None:
         """Write last.safetensors."""
+        state, optimizer = pack_state(trainer.optimizers[0], module.network)
         notes = {
+            "optimizer": optimizer,
             "progress": asdict(at),
-            "sums": asdict(module.sums if at.batch else TrainingSums()),  # those of the epoch that it is in
+            "sums": asdict(module.sums if at.batch else TrainingSums()),  # of the unfinished epoch
             "rows": self.rows,
             "trace": self.trace,
             "best": self.best,
         }
-        tensors = {**_weights(module), **_optimizer_state(trainer.optimizers[0])}
-        self.run.write_checkpoint("last", tensors, notes)
+        self.run.write_checkpoint("last", {**_weights(module), **state}, notes)
         self._saved = time.monotonic()
 
 
@@ -153,20 +158,6 @@ def _one_weight_per_layer(network: nn.Module, epoch: int) -> list[dict[str, Any]
 
 def _weights(module: Classifier) -> dict[str, torch.Tensor]:
     return {NETWORK + name: tensor for name, tensor in module.network.state_dict().items()}
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {f"optimizer.{i}.{name}": torch.as_tensor(v) for i, values in state.items() for name, v in values.items()}
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 class Display(pl.Callback):
@@ -230,12 +221,12 @@ class Display(pl.Callback):
             self.bar.update(self.task, advance=1, description=text)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that the pause is a validation."""
+        """Show that the network is being validated."""
         if self.bar is not None:
             self.bar.update(self.task, description="validating")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A line for the epoch; the keeper, which comes first, has made its row."""
+        """Print a line for the epoch; the keeper comes first and has made its row."""
         if trainer.is_global_zero:
             self._print(self.keeper.rows[-1])
 
@@ -246,7 +237,7 @@ class Display(pl.Callback):
         self.console.print("".join(cells), highlight=False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None

@@ -14,7 +14,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 from dubito.data.batches import key_seed
 from dubito.errors import NonFiniteError, OptionError
 from dubito.layers import BayesLayer
-from dubito.prediction import predict
+from dubito.prediction import Predictor
+from dubito.training.optimizers import OptimizerSettings, make_optimizer, optimizer_maker
 from dubito.variational.elbo import ELBO, KLSchedule
 
 __all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
@@ -81,7 +82,7 @@ def centralize_gradients(network: nn.Module) -> None:
 
 
 class Classifier(pl.LightningModule):
-    """Trains any network with a classification head on images and labels; brings its own validation.
+    """Trains and validates any network with a classification head on images and labels.
 
     Use it with a Trainer of your own and any loaders that give (images, labels):
 
@@ -89,14 +90,19 @@ class Classifier(pl.LightningModule):
         pl.Trainer(max_epochs=5).fit(module, train_loader, validation_loader)
 
     Args:
-        network: has a head of its own, see :func:`dubito.attach_head`.
-        num_data: training images.
-        epochs: of the whole training, for the learning rate's schedule.
+        network: a network with a head, see :func:`dubito.attach_head`.
+        num_data: the number of training images.
+        epochs: how many the whole training has; the learning rate's schedule needs it.
+        num_classes: None asks the network.
         batches_per_epoch: None asks the Trainer.
-        schedule: the weight of KL in every minibatch.
-        samples: draws in each training step.
-        validation_samples: draws for each validation.
+        optimizer: one of `dubito.training.optimizers.OPTIMIZERS`.
+        learning_rate: the learning rate, or its peak with ``one-cycle``.
+        lr_schedule: ``constant`` or ``one-cycle``, see :func:`one_cycle`.
+        l2: the L2 penalty.
         centralize: remove each filter's mean from its gradient, see :func:`centralize_gradients`.
+        schedule: the weight of KL in every minibatch.
+        samples: draws of the network in each training step.
+        validation_samples: draws of the network for each validation.
         seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
     """
 
@@ -108,6 +114,7 @@ class Classifier(pl.LightningModule):
         *,
         num_classes: int | None = None,
         batches_per_epoch: int | None = None,
+        optimizer: str = "adam",
         learning_rate: float = 1e-3,
         lr_schedule: str = "constant",
         l2: float = 0.0,
@@ -122,9 +129,10 @@ class Classifier(pl.LightningModule):
         self.objective = ELBO(num_data, samples=samples)
         self.epochs = epochs
         self.batches_per_epoch = batches_per_epoch
-        self.learning_rate = learning_rate
+        optimizer_maker(optimizer)  # refuses an unknown one
+        self.optimizer = optimizer
+        self.optimizer_settings = OptimizerSettings(learning_rate, l2, num_data)
         self.lr_schedule = lr_schedule
-        self.l2 = l2
         self.centralize = centralize
         self.schedule = schedule or KLSchedule()
         self.validation_samples = validation_samples
@@ -136,13 +144,14 @@ class Classifier(pl.LightningModule):
         self._accuracy = MulticlassAccuracy(classes, average="micro")
         self._calibration = MulticlassCalibrationError(classes, n_bins=15)
         self._totals = torch.zeros(4, dtype=torch.float64)
+        self._predictor: Predictor | None = None
 
     def forward(self, images: Tensor) -> Tensor:
         """The network's outputs."""
         return self.network(images)
 
     def position(self, batch_idx: int) -> Progress:
-        """Epoch and batch of a step, counted over all that a resumed training has done."""
+        """Epoch and batch of a step, counted from the start of the whole training, also after resuming."""
         first = self.start.batch if self.current_epoch == 0 else 0
         return Progress(self.start.epoch + self.current_epoch, first + batch_idx)
 
@@ -179,29 +188,28 @@ class Classifier(pl.LightningModule):
         return terms.loss
 
     def _set_learning_rate(self, progress: float) -> None:
-        rate = self.learning_rate * (one_cycle(progress) if self.lr_schedule == "one-cycle" else 1.0)
+        share = one_cycle(progress) if self.lr_schedule == "one-cycle" else 1.0
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = rate
+            group["lr"] = group["initial_lr"] * share
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Centralise the gradients, if asked to."""
+        """Centralise the gradients if that is set."""
         if self.centralize:
             centralize_gradients(self.network)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last validation."""
+        """Reset the metrics, and make the predictor of this epoch, whose draws all batches share."""
+        seed = key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch)
+        self._predictor = Predictor(self.network, self.validation_samples, "weights", seed)
         self._accuracy.reset()
         self._calibration.reset()
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Predict by draws, and take in how good probabilities and uncertainties are."""
+        """Predict a batch, and add up its metrics."""
+        assert self._predictor is not None
         images, labels = batch
-        generator = torch.Generator().manual_seed(key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch))
-        samples = self.validation_samples
-        prediction = predict(
-            self.network, images, samples, generator=generator, batch_size=len(images), route="weights"
-        )
+        prediction = self._predictor(images)
         self._accuracy.update(prediction.probs, labels)
         self._calibration.update(prediction.probs, labels)
         tiny = torch.finfo(prediction.probs.dtype).tiny
@@ -211,6 +219,7 @@ class Classifier(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Compute and log the validation's metrics, over all processes."""
+        self._predictor = None  # its drawn weights are not needed any more
         totals = self.all_gather(self._totals).view(-1, 4).sum(0)  # type: ignore[union-attr]
         nll, aleatoric, epistemic = (totals[:3] / totals[3]).tolist()
         self.validation = {
@@ -223,11 +232,10 @@ class Classifier(pl.LightningModule):
         self.log_dict(self.validation, sync_dist=False, rank_zero_only=True)
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's training means, and begin anew; callbacks have seen them before."""
+        """Log the epoch's training means and reset them; callbacks have read them before."""
         self.log_dict(self.sums.means(), rank_zero_only=True)
         self.sums = TrainingSums()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, with the L2 penalty of frequentist networks."""
-        fused = next(self.parameters()).device.type in ("cpu", "cuda")
-        return torch.optim.Adam(self.network.parameters(), lr=self.learning_rate, weight_decay=self.l2, fused=fused)
+        """The optimiser of that name for the network's parameters."""
+        return make_optimizer(self.optimizer, self.network, self.optimizer_settings)

@@ -1,4 +1,4 @@
-"""From settings to a trained network in a run folder, and on from where one stopped."""
+"""Training a network by its settings into a run folder, and continuing one that was stopped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -19,12 +20,15 @@ from rich.console import Console
 from dubito.convert import to_bayesian
 from dubito.data import DATASETS
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
+from dubito.files import refuse_existing
 from dubito.models.initialization import initialize
 from dubito.runs.config import TrainingConfig
-from dubito.runs.run import Run, refuse_existing
+from dubito.runs.run import Run
+from dubito.threads import suiting_threads
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
 from dubito.training.images import ImageData
+from dubito.training.optimizers import optimizer_maker
 from dubito.variational.elbo import KLSchedule
 
 __all__ = ["resume", "train"]
@@ -38,12 +42,13 @@ def train(
     report_every: int = 1,
     callbacks: list[pl.Callback] | None = None,
 ) -> Run:
-    """Train as `config` says, into the new run folder `out`, with a line for every `report_every`-th epoch."""
+    """Train with the settings `config` into the new run folder `out`, and print every `report_every`-th epoch."""
     first = _is_first_process()
     if first:
         refuse_existing(Path(out))
     _require_accelerator(config.accelerator)
-    if config.data not in DATASETS:  # a path, which must hold from every folder
+    optimizer_maker(config.optimizer)  # refuses an unknown one
+    if config.data not in DATASETS:  # a path, which must be found from every working directory
         config = replace(config, data=str(Path(config.data).expanduser().resolve()))
     images = _images(config)
     run = Run(Path(out), config, images.describe())
@@ -59,7 +64,7 @@ def train(
         raise
     except Exception:
         if first and not any(run.path.glob("*.safetensors")):
-            shutil.rmtree(run.path)  # in which nothing is but the settings that did not work
+            shutil.rmtree(run.path)  # it holds nothing but the settings, which did not work
         raise
 
 
@@ -70,15 +75,15 @@ def resume(
     report_every: int = 1,
     callbacks: list[pl.Callback] | None = None,
 ) -> Run:
-    """Go on with a run that was stopped or killed, to the very weights it would have reached."""
+    """Continue a run that was stopped or killed; it ends with the same weights as without the stop."""
     run = Run.open(path)
-    # Without metrics it stopped while it wrote its first checkpoints, and begins again.
+    # A run without metrics stopped while it wrote its first checkpoints, and starts again.
     if run.has_checkpoint("best") and not run.has_checkpoint("last") and run.metrics():
         raise RunError(f"{run.path} cannot be trained further: it has weights, but not the state of a training.")
-    run.open_data()  # which says whose data it is if it is not there
+    run.open_data()  # an error names the run if the data is not there
     images = _images(run.config)
     found = images.describe()
-    if (found.class_names, found.num_data) != (run.data.class_names, run.data.num_data):
+    if (found.class_names, found.num_data, found.size) != (run.data.class_names, run.data.num_data, run.data.size):
         raise RunError(
             f"{run.config.data} has {found.num_data} training images of {len(found.class_names)} classes, but "
             f"{run.path} was trained on {run.data.num_data} of {len(run.data.class_names)}: put them back, or train a "
@@ -88,7 +93,7 @@ def resume(
 
 
 def _require_accelerator(name: str) -> None:
-    """Refuse what is not there before anything is read or written."""
+    """Refuse an unavailable accelerator before anything is read or written."""
     known = ("auto", "cpu", "gpu", "cuda", "mps")
     if name not in known:
         raise OptionError(unknown("accelerator", name, known))
@@ -112,6 +117,7 @@ def _images(config: TrainingConfig) -> ImageData:
         crop=config.crop,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
+        size=config.size or None,
     )
 
 
@@ -128,7 +134,7 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         return run
     trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every), *callbacks])
     try:
-        with keeper.listening():
+        with keeper.listening(), _threads(module, images):
             trainer.fit(module, datamodule=images)
     except InterruptedTraining as stop:
         raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {quote(str(run.path))}") from None
@@ -136,6 +142,13 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         kept = "The last good checkpoint is kept in" if run.has_checkpoint("last") else "No epoch was finished in"
         raise NonFiniteError(f"{error} {kept} {run.path}.") from None
     return run
+
+
+def _threads(module: Classifier, images: ImageData) -> AbstractContextManager[object]:
+    """As many threads as suit the work of a batch."""
+    network = module.network
+    image = next(iter(images.batches(images.train_part, train=False)))[0][0]
+    return suiting_threads(network, image.to(next(network.parameters()).device), images.batch_size)
 
 
 def _module(run: Run, images: ImageData) -> Classifier:
@@ -156,27 +169,29 @@ def _module(run: Run, images: ImageData) -> Classifier:
         epochs=config.epochs,
         num_classes=len(run.data.class_names),
         batches_per_epoch=batches_per_epoch,
+        optimizer=config.optimizer,
         learning_rate=config.learning_rate,
         lr_schedule=config.lr_schedule,
         l2=config.l2 if config.inference != "vi" else 0.0,
         centralize=config.centralize,
         schedule=KLSchedule(config.kl_schedule, config.temperature, config.warmup_epochs),
-        samples=1 if config.inference == "frequentist" else config.samples,  # the others would be the same
+        samples=1 if config.inference == "frequentist" else config.samples,  # all draws would be equal
         validation_samples=config.validation_samples,
         seed=config.seed,
     )
 
 
 def _twin(run: Run) -> Run:
-    """The run whose weights become this one's first means; one that does not fit is refused."""
+    """The run whose weights become this one's initial means; a run that does not fit is refused."""
     twin = Run.open(run.config.warm_start)
     names = ("model", "head", "activation")
     alike = all(getattr(twin.config, name) == getattr(run.config, name) for name in names)
-    alike &= (twin.data.class_names, twin.data.channels) == (run.data.class_names, run.data.channels)
+    described = ("class_names", "channels", "size")
+    alike &= all(getattr(twin.data, name) == getattr(run.data, name) for name in described)
     if not alike or twin.config.inference == "vi" or not twin.has_checkpoint("best"):
         raise RunError(
             f"warm_start is {twin.path}, but must be a trained frequentist run with the same model, head, activation, "
-            "classes and channels."
+            "classes, channels and image size."
         )
     return twin
 

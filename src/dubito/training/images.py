@@ -21,7 +21,7 @@ class ImageData(pl.LightningDataModule):
     """Training and validation batches of a data set by name or path.
 
     The validation split is stratified and seeded; the test split is not read. `batch_size` counts the images of all
-    processes together.
+    processes together. Images are scaled to `size` x `size` pixels; None is the data set's own size.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class ImageData(pl.LightningDataModule):
         crop: int = 2,
         validation_fraction: float = 0.1,
         seed: int = 0,
+        size: int | None = None,
         start: Progress | None = None,
     ) -> None:
         super().__init__()
-        self.source = open_dataset(data)
+        self.source = open_dataset(data, size=size)
         self.batch_size = batch_size
         self.augment = replace(self.source.augmentation, padding=crop) if augment else None
         self.seed = seed
@@ -49,15 +50,15 @@ class ImageData(pl.LightningDataModule):
             raise DataError(
                 f"{data} has {len(images)} training images, too few to hold out a share of {validation_fraction}."
             )
-        self.train_part = _part(images, kept)
-        self.validation_part = _part(images, held_out)
+        self.train_part = images.part(kept)
+        self.validation_part = images.part(held_out)
 
     def describe(self) -> DataDescription:
-        """What the trained network must know of the data."""
+        """What the trained network must know about the data."""
         part, source = self.train_part, self.source
-        names = part.class_names
+        names, count = part.class_names, len(part.labels)
         return DataDescription(
-            str(source.name), part.channels, names, part.mean, part.std, source.padding, len(part.labels)
+            source.name, part.channels, names, part.mean, part.std, source.padding, count, source.size
         )
 
     def batches(self, part: Dataset, *, train: bool) -> Batches:
@@ -78,7 +79,7 @@ class ImageData(pl.LightningDataModule):
         )
 
     def train_dataloader(self) -> Any:
-        """Shuffled and augmented batches, from where a resumed training goes on."""
+        """Shuffled and augmented batches, from the place where a resumed training continues."""
         return _Epochs(self)
 
     def val_dataloader(self) -> Any:
@@ -87,7 +88,7 @@ class ImageData(pl.LightningDataModule):
 
 
 class _Epochs:
-    """Each iteration is the Trainer's current epoch, the first one from the batch where the last process stopped.
+    """Batches of the Trainer's current epoch; the first epoch starts at the batch where a resumed training continues.
 
     Lightning may ask for an iterator more than once per epoch, so this keeps no count of its own. It has no length,
     for the first epoch may be shorter than the others.
@@ -102,7 +103,3 @@ class _Epochs:
         epoch = trainer.current_epoch if trainer is not None else 0
         self._batches.set_epoch(start.epoch + epoch)
         return self._batches.iter_from(start.batch if epoch == 0 else 0)
-
-
-def _part(images: Dataset, index: Tensor) -> Dataset:
-    return Dataset(images.images[index], images.labels[index], images.class_names, images.name, images.mean, images.std)

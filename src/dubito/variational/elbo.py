@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
 from dubito.heads import Head, categorical_log_likelihood, get_head, resolve_head
-from dubito.layers.base import posteriors_kept
+from dubito.variational.draws import one_pass
 from dubito.variational.kl import kl_divergence
 
 __all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
@@ -47,8 +47,10 @@ class ELBO:
     Args:
         num_data: the number of training examples (not of minibatches).
         head: how outputs become a likelihood; None for the model's own.
+        temperature: multiplies KL; 1 is the evidence lower bound, less is a cold posterior.
         samples: draws of the network per step; their log-likelihoods are averaged.
-        kl_samples: None for KL in closed form, a number for the Monte Carlo form of equation (3).
+        kl_samples: None for KL in closed form, a number for the Monte Carlo form of equation (3), whose first draw has
+            the weights of the forward pass (``local`` draws no weights, so there they are independent of it).
 
     >>> import dubito
     >>> model = dubito.BayesLinear(4, 3)
@@ -63,6 +65,7 @@ class ELBO:
         num_data: int,
         head: str | Head | None = None,
         *,
+        temperature: float = 1.0,
         samples: int = 1,
         kl_samples: int | None = None,
     ) -> None:
@@ -72,15 +75,18 @@ class ELBO:
             raise OptionError(f"samples is {samples}, but a step needs at least 1 draw of the network.")
         self.num_data = num_data
         self.head = None if head is None else get_head(head)
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise OptionError(f"temperature is {temperature}, but must be at least 0 and finite.")
+        self.temperature = temperature
         self.samples = samples
         self.kl_samples = kl_samples
 
-    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float = 1.0) -> FreeEnergy:
-        """The free energy of a minibatch, with KL weighted by `kl_weight`."""
+    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
+        """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
         head = resolve_head(model, self.head)
-        likelihoods, log_probs = [], []
-        with posteriors_kept(model):
-            for _ in range(self.samples):
+        likelihoods, log_probs, divergences = [], [], []
+        for _ in range(self.samples):
+            with one_pass():
                 outputs = model(inputs)
                 if not isinstance(outputs, Tensor):
                     raise ShapeError(not_a_tensor(outputs, "ELBO"))
@@ -89,9 +95,12 @@ class ELBO:
                     likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))
                 else:
                     likelihoods.append(head.log_likelihood(outputs, targets))
-            kl = kl_divergence(model, samples=self.kl_samples)
+                if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
+                    divergences.append(kl_divergence(model, samples=self.kl_samples))
+        kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
-        return FreeEnergy(nll + kl_weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
+        weight = self.temperature if kl_weight is None else kl_weight
+        return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
 
 def _mean_log_probs(draws: list[Tensor]) -> Tensor | None:

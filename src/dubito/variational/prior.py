@@ -1,8 +1,11 @@
-"""Priors p(w) over the weights of a layer, and KL[q || p] of each in nats.
+"""Priors p(w) over the weights of one parameter, and KL[q || p] in nats.
 
-A prior is given to a layer as a number (the standard deviation of a zero-mean Gaussian), a name or an object of this
-module; the layer *binds* it, which copies it and fits it to its own weights. What a bound prior needs is kept in
-buffers, so it travels with the state dict, `.to()` and deepcopy.
+A prior is given as a number (the standard deviation of a zero-mean Gaussian), a name or an object of this module; a
+posterior *binds* it, which copies it and fits it to its own weights. What a bound prior needs is kept in buffers, so it
+travels with the state dict, `.to()` and deepcopy.
+
+Every prior here is a product over the weights, so KL[q || p] = -H[q] - sum_i E[log p(w_i)] needs of a posterior only its
+entropy and the distribution of each weight.
 """
 
 from __future__ import annotations
@@ -10,16 +13,14 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dubito.errors import OptionError, ShapeError, choose
-from dubito.kernels.autograd import has_values, sum_of_squares
 from dubito.softplus import at_least_single, softplus
-from dubito.variational.posterior import Posterior
 
 __all__ = [
     "EmpiricalPrior",
@@ -34,30 +35,44 @@ __all__ = [
 ]
 
 
-class Prior(nn.Module, ABC):
-    """p(w) for all Bayesian weights of one layer."""
+class Distribution(Protocol):
+    """What a prior asks of a posterior."""
 
-    def bind(self, means: Mapping[str, Tensor], fan_in: int) -> Prior:
-        """A copy of this prior fitted to a layer with these weights."""
+    mean: nn.Parameter
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each weight."""
+
+    @property
+    def log_std(self) -> Tensor:
+        """Of each weight."""
+
+    def entropy(self) -> Tensor:
+        """Of the whole tensor."""
+
+    def draw(self) -> Tensor:
+        """Weights."""
+
+
+class Prior(nn.Module, ABC):
+    """p(w) for the weights of one parameter."""
+
+    def bind(self, weights: Tensor, fan_in: int) -> Prior:
+        """A copy of this prior fitted to these weights."""
         return copy.deepcopy(self)
 
-    @classmethod
     @abstractmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """The sum of log p(w) over the weights ``{"weight": ..., "bias": ...}`` of several layers."""
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """log p(w), summed over the weights."""
 
-    @classmethod
-    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
-        """The sum of KL[q || p] over the weights of several layers, whose priors are all of this kind.
+    def expected_log_prob(self, q: Distribution) -> Tensor:
+        """E[log p(w)] under q, summed over the weights; by default estimated at one draw, as in Blundell et al."""
+        return self.log_prob(q.draw())
 
-        This default is for priors without a closed form: the entropy of q is exact, the expectation of log p is
-        estimated at one draw of the weights, as in Blundell et al.
-        """
-        posteriors = [q for layer in layers for q in layer.values()]
-        # the sum of log sigma + (log 2 pi + 1) / 2
-        entropy = torch.stack([q.sum_log_std for q in posteriors]).sum()
-        entropy = entropy + sum(q.mean.numel() for q in posteriors) * (math.log(2 * math.pi) + 1) / 2
-        return -entropy - cls.log_prob(priors, [{name: q.draw() for name, q in layer.items()} for layer in layers])
+    def divergence(self, q: Distribution) -> Tensor:
+        """KL[q || p] in nats."""
+        return -q.entropy() - self.expected_log_prob(q)
 
 
 class GaussianPrior(Prior):
@@ -65,125 +80,79 @@ class GaussianPrior(Prior):
 
     KL[q || p] = sum log(std / sigma) + (sigma^2 + (mu - mean)^2) / (2 std^2) - 1/2.
 
-    A mapping ``{"weight": ..., "bias": ...}`` gives the two tensors of a layer values of their own.
-
     >>> GaussianPrior(std=0.1)
-    GaussianPrior(mean=0.0, std=0.1)
+    GaussianPrior(mean=0, std=0.1)
     """
 
-    def __init__(
-        self,
-        mean: float | Tensor | Mapping[str, float | Tensor] = 0.0,
-        std: float | Tensor | Mapping[str, float | Tensor] = 1.0,
-    ) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0) -> None:
         super().__init__()
-        self._given: dict[str, float | Tensor | Mapping[str, float | Tensor]] = {"mean": mean, "std": std}
+        for name, value in (("mean", mean), ("std", std)):
+            wide = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            self.register_buffer(name, wide.detach().clone())
 
     def extra_repr(self) -> str:
         """The values, or the shape of what is a tensor."""
-        return ", ".join(f"{what}={_describe(value)}" for what, value in (self._given or self._buffers).items())
+        return f"mean={_describe(self.mean)}, std={_describe(self.std)}"
 
-    def bind(self, means: Mapping[str, Tensor], fan_in: int) -> GaussianPrior:
-        """Lay mean and standard deviation down as buffers ``weight_mean``, ``weight_std``, ``bias_mean`` ..."""
-        bound = type(self)()
-        bound._given = {}  # from here on the buffers hold the truth
-        for name, weights in means.items():
-            for what, given in (self._given or self._bound_values()).items():
-                value = _of_tensor(given, name)
-                tensor = torch.as_tensor(value, dtype=weights.dtype, device=weights.device).detach().clone()
-                _require_prior_fits(tensor, weights, what, name)
-                bound.register_buffer(f"{name}_{what}", tensor)
-        return bound
+    def bind(self, weights: Tensor, fan_in: int) -> GaussianPrior:
+        """The same values in the weights' dtype, on their device."""
+        values = {name: value.to(weights.device, weights.dtype) for name, value in self.named_buffers()}
+        for name, value in values.items():
+            _require_prior_fits(value, weights, name)
+        return GaussianPrior(**values)
 
-    def _bound_values(self) -> dict[str, Mapping[str, Tensor]]:
-        """The values of a prior that already belongs to a layer, for another one."""
-        names = dict.fromkeys(name.rsplit("_", 1)[0] for name, _ in self.named_buffers())
-        return {what: {name: self.get_buffer(f"{name}_{what}") for name in names} for what in ("mean", "std")}
-
-    @staticmethod
-    def _moments_of(priors: Sequence[Prior], layers: Sequence[Mapping[str, object]]) -> list[tuple[Tensor, Tensor]]:
-        """Mean and standard deviation for each tensor of weights."""
-        return [
-            (at_least_single(prior.get_buffer(f"{name}_mean")), at_least_single(prior.get_buffer(f"{name}_std")))
-            for prior, layer in zip(priors, layers, strict=True)
-            for name in layer
-        ]
-
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def log_prob(self, weights: Tensor) -> Tensor:
         """Sum of log N(w | mean, std^2)."""
-        weights = [drawn for layer in layers for drawn in layer.values()]
-        pairs = zip(weights, cls._moments_of(priors, layers), strict=True)
-        standardized = torch.cat([((drawn - mean) / std).reshape(-1) for drawn, (mean, std) in pairs])
-        log_std = cls._log_std(weights, [std for _, std in cls._moments_of(priors, layers)])
-        return -(standardized.square() + math.log(2 * math.pi)).sum() / 2 - log_std
+        mean, std = at_least_single(self.mean), at_least_single(self.std)
+        return self._sum(((at_least_single(weights) - mean) / std).square())
 
-    @classmethod
-    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
-        """Closed form."""
-        posteriors = [q for layer in layers for q in layer.values()]
-        parameters = cls._moments_of(priors, layers)
-        scales, second_moments = [], []
-        for q, (mean, std) in zip(posteriors, parameters, strict=True):
-            if std.numel() == 1:
-                around = q.sum_squared_mean if _is_zero(mean) else sum_of_squares(at_least_single(q.mean) - mean)
-                second_moments += [q.sum_variance, around]
-                scales += [std.reshape(())] * 2
-            else:
-                deviation = at_least_single(q.mean) - mean
-                second_moments.append(((q.variance + deviation.square()) / std.square()).sum())
-                scales.append(std.new_ones(()))
-        scaled = (torch.stack(second_moments) / torch.stack(scales).square()).sum()
-        log_ratio = cls._log_std([q.mean for q in posteriors], [std for _, std in parameters])
-        log_ratio = log_ratio - torch.stack([q.sum_log_std for q in posteriors]).sum()
-        return log_ratio + (scaled - sum(q.mean.numel() for q in posteriors)) / 2
+    def expected_log_prob(self, q: Distribution) -> Tensor:
+        """In closed form."""
+        mean, std = at_least_single(self.mean), at_least_single(self.std)
+        return self._sum((q.variance + (at_least_single(q.mean) - mean).square()) / std.square())
 
-    @staticmethod
-    def _log_std(weights: Sequence[Tensor], stds: Sequence[Tensor]) -> Tensor:
-        """The sum over all weights of the logarithm of the prior's standard deviation."""
-        counts = torch.cat(
-            [std.new_full((std.numel(),), w.numel() / std.numel()) for w, std in zip(weights, stds, strict=True)]
-        )
-        return (torch.cat([std.reshape(-1) for std in stds]).log() * counts).sum()
+    def _sum(self, squares: Tensor) -> Tensor:
+        log_std = at_least_single(self.std).log().expand_as(squares).sum()
+        return -squares.sum() / 2 - log_std - squares.numel() * math.log(2 * math.pi) / 2
 
 
-def _is_zero(mean: Tensor) -> bool:
-    """Whether this is the number 0, as far as it can be told without waiting for another device."""
-    return mean.device.type == "cpu" and has_values(mean) and mean.numel() == 1 and bool(mean == 0)
-
-
-def _of_tensor(given: float | Tensor | Mapping[str, float | Tensor], name: str) -> float | Tensor:
-    if not isinstance(given, Mapping):
-        return given
-    if name not in given:
-        raise OptionError(f"The prior has values for {', '.join(given)}, but the layer also needs one for {name}.")
-    return given[name]
-
-
-def _require_prior_fits(tensor: Tensor, weights: Tensor, what: str, name: str) -> None:
+def _require_prior_fits(tensor: Tensor, weights: Tensor, what: str) -> None:
     try:
         fits = torch.broadcast_shapes(tensor.shape, weights.shape) == weights.shape
     except RuntimeError:
         fits = False
     if not fits:
         raise ShapeError(
-            f"The prior's {what} has shape {tuple(tensor.shape)}, but must be a number or broadcast to the {name}'s "
+            f"The prior's {what} has shape {tuple(tensor.shape)}, but must be a number or broadcast to the weights' "
             f"shape {tuple(weights.shape)}."
         )
     if tensor.is_meta:
         return
     if not bool(tensor.isfinite().all()) or (what == "std" and not bool((tensor > 0).all())):
         expected = "positive and finite" if what == "std" else "finite"
-        raise OptionError(f"The prior's {what} for the {name} is {_describe(tensor)}, but must be {expected}.")
+        raise OptionError(f"The prior's {what} is {_describe(tensor)}, but must be {expected}.")
 
 
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"tensor of shape {tuple(value.shape)}" if value.numel() > 1 or value.is_meta else f"{value.item():.4g}"
-    return str(value)
+def _describe(value: Tensor) -> str:
+    return f"tensor of shape {tuple(value.shape)}" if value.numel() > 1 or value.is_meta else f"{value.item():.4g}"
 
 
-class FanInPrior(Prior):
+class _FittedPrior(Prior):
+    """A prior that becomes a Gaussian when it is bound."""
+
+    @abstractmethod
+    def bind(self, weights: Tensor, fan_in: int) -> GaussianPrior:
+        """The Gaussian for these weights."""
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        """Only a bound prior has a density."""
+        raise OptionError(f"{type(self).__name__} must be bound to weights before it has a density.")
+
+
+class FanInPrior(_FittedPrior):
     """A Gaussian scaled to the layer: N(0, gain^2 / fan_in) for weights, N(0, gain^2) for biases (Neal 1996).
 
     Under it the outputs of a layer keep the scale of its inputs, however wide it is.
@@ -193,81 +162,63 @@ class FanInPrior(Prior):
         super().__init__()
         self.gain = gain
 
-    def bind(self, means: Mapping[str, Tensor], fan_in: int) -> GaussianPrior:
-        """A :class:`GaussianPrior` with the layer's scale."""
-        std = {"weight": self.gain / math.sqrt(fan_in), "bias": self.gain}
-        return GaussianPrior(std=std).bind(means, fan_in)
-
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Only a bound prior has a density."""
-        raise OptionError("A FanInPrior must be bound to a layer before it has a density.")
+    def bind(self, weights: Tensor, fan_in: int) -> GaussianPrior:
+        """N(0, gain^2 / fan_in)."""
+        return GaussianPrior(std=self.gain / math.sqrt(fan_in)).bind(weights, fan_in)
 
 
-class EmpiricalPrior(Prior):
-    """A Gaussian centred on the weights that the layer has when it is made, such as pretrained ones.
+class EmpiricalPrior(_FittedPrior):
+    """A Gaussian centred on the weights as they are when it is bound, such as pretrained ones.
 
-    `std` is a number, or None for the root mean square of each tensor of weights.
+    `std` is a number, or None for the root mean square of the weights.
     """
 
     def __init__(self, std: float | None = None) -> None:
         super().__init__()
         self.std = std
 
-    def bind(self, means: Mapping[str, Tensor], fan_in: int) -> GaussianPrior:
-        """A :class:`GaussianPrior` with the weights as its mean."""
-        mean = {name: weights.detach().clone() for name, weights in means.items()}
-        std: dict[str, float | Tensor] = {
-            name: self.std if self.std is not None else _root_mean_square(weights) for name, weights in mean.items()
-        }
-        return GaussianPrior(mean=mean, std=std).bind(means, fan_in)
-
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Only a bound prior has a density."""
-        raise OptionError("An EmpiricalPrior must be bound to a layer before it has a density.")
+    def bind(self, weights: Tensor, fan_in: int) -> GaussianPrior:
+        """N(weights, std^2)."""
+        std = _root_mean_square(weights) if self.std is None else self.std
+        return GaussianPrior(weights.detach(), std).bind(weights, fan_in)
 
 
 def _root_mean_square(weights: Tensor) -> Tensor:
     # A bias that starts at exactly zero has no scale of its own: give it one, or the prior would be a point.
-    rms = at_least_single(weights).square().mean().sqrt()
-    return torch.where(rms > 1e-6, rms, torch.ones_like(rms)).to(weights.dtype)
+    rms = at_least_single(weights.detach()).square().mean().sqrt()
+    return torch.where(rms > 1e-6, rms, torch.ones_like(rms))
 
 
 class LearnedPrior(Prior):
-    """N(0, s^2) with one scale per layer at its best value, in closed form.
+    """N(0, s^2) with one scale for the parameter at its best value, in closed form.
 
-    KL is smallest at s^2 = mean(mu^2 + sigma^2) over the n weights of the layer, where it is n log s - sum log sigma.
-    The gradient goes through s; by the envelope theorem it equals that at fixed s.
+    KL is smallest at s^2 = mean(mu^2 + sigma^2) over the n weights, where E[log p] = -n (log(2 pi s^2) + 1) / 2. The
+    gradient goes through s; by the envelope theorem it equals that at fixed s.
     """
 
     @staticmethod
-    def scale(layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
-        """The best s^2 of each of several layers."""
-        sums = [[s for q in layer.values() for s in (q.sum_variance, q.sum_squared_mean)] for layer in layers]
-        counts = [sum(q.mean.numel() for q in layer.values()) for layer in layers]
-        total = torch.stack([torch.stack(parts).sum() for parts in sums])
-        return total / torch.tensor(counts, dtype=total.dtype, device=total.device)
+    def scale(q: Distribution) -> Tensor:
+        """The best s^2."""
+        return (q.variance + at_least_single(q.mean).square()).mean()
 
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def log_prob(self, weights: Tensor) -> Tensor:
         """The scale depends on the posterior, which drawn weights do not tell."""
         raise OptionError(
             "A learned prior has its scale from the posterior, so its KL is only available in closed form: "
             "leave out samples=."
         )
 
-    @classmethod
-    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
-        """Closed form at the best scale."""
-        best = cls.scale(layers)
-        counts = [sum(q.mean.numel() for q in layer.values()) for layer in layers]
-        log_stds = torch.stack([q.sum_log_std for layer in layers for q in layer.values()])
-        return (torch.tensor(counts, dtype=best.dtype, device=best.device) * best.log()).sum() / 2 - log_stds.sum()
+    def expected_log_prob(self, q: Distribution) -> Tensor:
+        """At the best scale."""
+        return -q.mean.numel() * (self.scale(q).log() + math.log(2 * math.pi) + 1) / 2
 
 
 class ScaleMixturePrior(Prior):
     """Blundell et al.'s pi N(0, std_1^2) + (1 - pi) N(0, std_2^2); its KL is a Monte Carlo estimate."""
+
+    pi: Tensor
+    std_1: Tensor
+    std_2: Tensor
 
     def __init__(self, pi: float = 0.5, std_1: float = 1.0, std_2: float = math.exp(-6)) -> None:
         super().__init__()
@@ -275,37 +226,24 @@ class ScaleMixturePrior(Prior):
             raise OptionError(f"The scale mixture got pi={pi}, but its weight must lie between 0 and 1.")
         if not (std_1 > 0 and std_2 > 0):
             raise OptionError(f"The scale mixture got std_1={std_1} and std_2={std_2}, but both must be positive.")
-        self.register_buffer("pi", torch.tensor(pi, dtype=torch.float64))
-        self.register_buffer("std_1", torch.tensor(std_1, dtype=torch.float64))
-        self.register_buffer("std_2", torch.tensor(std_2, dtype=torch.float64))
+        for name, value in (("pi", pi), ("std_1", std_1), ("std_2", std_2)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         """The three numbers."""
         return ", ".join(f"{name}={float(value):.4g}" for name, value in self.named_buffers())
 
-    def bind(self, means: Mapping[str, Tensor], fan_in: int) -> Prior:
+    def bind(self, weights: Tensor, fan_in: int) -> Prior:
         """A copy on the device and in the dtype of the weights."""
-        weights = next(iter(means.values()))
-        return copy.deepcopy(self).to(dtype=weights.dtype).to(device=weights.device)
+        return copy.deepcopy(self).to(device=weights.device, dtype=weights.dtype)
 
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def log_prob(self, weights: Tensor) -> Tensor:
         """Sum of the logarithm of the mixture's density."""
-        weights = _end_to_end(drawn for layer in layers for drawn in layer.values())
-        sizes = torch.tensor(
-            [sum(drawn.numel() for drawn in layer.values()) for layer in layers], device=weights.device
-        )
-        pi, std_1, std_2 = (
-            at_least_single(torch.stack([prior.get_buffer(name) for prior in priors])).repeat_interleave(sizes)
-            for name in ("pi", "std_1", "std_2")
-        )
+        weights = at_least_single(weights)
+        pi, std_1, std_2 = (at_least_single(value) for value in (self.pi, self.std_1, self.std_2))
         first = pi.log() - std_1.log() - (weights / std_1).square() / 2
         second = torch.log1p(-pi) - std_2.log() - (weights / std_2).square() / 2
         return (torch.logaddexp(first, second) - math.log(2 * math.pi) / 2).sum()
-
-
-def _end_to_end(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class LogUniformPrior(Prior):
@@ -318,20 +256,19 @@ class LogUniformPrior(Prior):
     # E log|z| - E log q at mu = 0: the constant for which KL -> 0 as alpha -> infinity
     _LOG_CONSTANT = (math.log(2 * math.pi) + 1) / 2 + (0.5772156649015329 + math.log(2)) / 2
 
-    @classmethod
-    def log_prob(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def log_prob(self, weights: Tensor) -> Tensor:
         r"""Sum of -log \|w\| up to the constant above."""
-        weights = _end_to_end(drawn for layer in layers for drawn in layer.values())
-        return -(weights.abs().clamp_min(torch.finfo(weights.dtype).tiny).log() + cls._LOG_CONSTANT).sum()
+        weights = at_least_single(weights)
+        return -(weights.abs().clamp_min(torch.finfo(weights.dtype).tiny).log() + self._LOG_CONSTANT).sum()
 
-    @classmethod
-    def divergence(cls, priors: Sequence[Prior], layers: Sequence[Mapping[str, Posterior]]) -> Tensor:
-        """Molchanov et al.'s approximation."""
-        posteriors = [q for layer in layers for q in layer.values()]
-        # In their own dtype: the floor of `alpha` depends on it.
-        means, free = _end_to_end(q.mean for q in posteriors), _end_to_end(q.free for q in posteriors)
-        log_alpha = Posterior(means, free, posteriors[0].parameterization).log_alpha
-        return (0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + softplus(-log_alpha) / 2).sum()
+    def divergence(self, q: Distribution) -> Tensor:
+        """Molchanov et al.'s approximation for each weight, and what their dependence adds."""
+        floor = max(1e-8, torch.finfo(q.mean.dtype).tiny)
+        log_std = q.log_std
+        log_alpha = 2 * (log_std - at_least_single(q.mean).abs().clamp_min(floor).log())
+        alone = (0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) + softplus(-log_alpha) / 2).sum()
+        entropies = log_std.sum() + q.mean.numel() * (math.log(2 * math.pi) + 1) / 2
+        return alone + (entropies - q.entropy())
 
 
 class PriorName(str, Enum):
@@ -359,7 +296,7 @@ def make_prior(prior: float | str | Prior) -> Prior:
     """The prior that a number (standard deviation), a name or an object stands for.
 
     >>> make_prior(0.5)
-    GaussianPrior(mean=0.0, std=0.5)
+    GaussianPrior(mean=0, std=0.5)
     >>> make_prior("uniform")
     Traceback (most recent call last):
     dubito.errors.OptionError: prior is 'uniform', but must be one of 'standard', 'fan_in', 'learned', ...

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dubito.kernels.windows import Window
 from dubito.prediction.moments.value import Lazy, Moments, Pull, UnsupportedError, as_moments, rule
+from dubito.prediction.moments.window import Window
 
 __all__ = ["Weights", "per_axis", "same"]
 

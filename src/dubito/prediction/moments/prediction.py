@@ -22,7 +22,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,19 +29,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dubito.convert.copying import deep_copy
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators.base import Estimator, drawing_layers, forced
-from dubito.heads import Head
+from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
-from dubito.heads.split import Prediction
-from dubito.layers.base import BayesLayer
+from dubito.linear_map import LinearMap
+from dubito.prediction.draws import Draws
+from dubito.prediction.dropout import drawn_dropout
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
 from dubito.prediction.moments.gaussian import root, safe_sqrt
 from dubito.prediction.moments.linear import Weights
 from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
+from dubito.prediction.workers import Workers
 from dubito.variational.kl import describe_non_finite
+from dubito.variational.posterior import Posterior
 
-__all__ = ["LogitMoments", "Propagate", "logit_moments", "predict_moments", "split_outputs"]
+__all__ = ["LogitMoments", "MomentDraws", "Propagate", "logit_moments"]
 
 POINTS = 64
 """How many Gaussian logits stand for their distribution, unless asked."""
@@ -55,50 +57,55 @@ BUDGET = 1.5
 """How much work following the logits back may be, in forward passes."""
 
 
-def predict_moments(
-    model: nn.Module,
-    batch: Tensor,
-    head: Head,
-    *,
-    samples: int = POINTS,
-    covariance: bool = False,
-    propagate: Propagate | None = None,
-) -> Prediction:
-    """Mean probabilities of a batch of images with their uncertainty, from propagated moments; deterministic.
+class MomentDraws(Draws):
+    """Points that stand for the distribution of a network's outputs, from propagated moments; deterministic.
 
     Args:
-        model: a network in evaluation mode; dropout layers in training mode count as MC dropout.
-        batch: images on the model's device.
-        head: how outputs become probabilities.
-        samples: how many Gaussian logits stand for their distribution; rounded up to an even number.
-        covariance: also give the (N, C, C) matrices.
-        propagate: one for all batches of a prediction saves the preparation of weights.
+        model: any network of functions that have a rule here.
+        points: how many Gaussian logits stand for their distribution; rounded up to an even number.
+        every_logit: whether covariances are followed back for every logit, not only for an image's largest.
+        dropout: whether dropout layers count as MC dropout; None for what the model was built for.
+        share: whether the parameters of `model` are used as they are, instead of copies.
 
     >>> import dubito
-    >>> model = dubito.models.build("lenet5").eval()
-    >>> prediction = predict_moments(model, torch.randn(5, 1, 32, 32), dubito.heads.SoftplusHead())
-    >>> prediction.probs.shape, bool((prediction.epistemic > 0).all())
-    (torch.Size([5, 10]), True)
+    >>> draws = MomentDraws(dubito.models.build("lenet5", in_channels=1))
+    >>> [block.shape for block in draws.outputs(torch.randn(5, 1, 32, 32))]
+    [torch.Size([64, 5, 10])]
     """
-    if samples < 2:
-        raise OptionError(f"samples is {samples}, but method='moments' needs at least 2 points.")
-    # A head whose uncertainties are those of logits needs all of them.
-    moments = logit_moments(model, batch, propagate, logits=sys.maxsize if head.unit == "logit" else LOGITS)
-    if not _tracing() and not bool(moments.mean.isfinite().all()):
-        raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(model)}")
-    return split_outputs(head, moments.points(samples), covariance)
 
+    def __init__(
+        self,
+        model: nn.Module,
+        points: int = POINTS,
+        *,
+        every_logit: bool = False,
+        dropout: bool | None = None,
+        share: bool = False,
+    ) -> None:
+        if points < 2:
+            raise OptionError(f"points is {points}, but method='moments' needs at least 2.")
+        self.samples = points
+        self._logits = sys.maxsize if every_logit else LOGITS
+        keep = {id(p): p for p in model.parameters()} if share else {}
+        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
+        self._drops = [name for name, part in model.named_modules() if part in drawn_dropout(model, dropout)]
+        self._workers = Workers(self._make_worker)
 
-def split_outputs(head: Head, outputs: Tensor, covariance: bool = False) -> Prediction:
-    """The prediction from outputs (T, N, K) of the network that stand for their distribution."""
-    split = head.split(covariance)
-    split.update(outputs)
-    return split.compute()  # type: ignore[return-value]
+    def outputs(self, batch: Tensor) -> Iterator[Tensor]:
+        """One block of points (T, N, C)."""
+        with self._workers.one() as (network, propagate):
+            moments = logit_moments(
+                network, batch.clone(), propagate, logits=self._logits
+            )  # it may be changed in place
+        if not bool(moments.mean.isfinite().all()):
+            raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(self._prototype)}")
+        yield moments.points(self.samples)
 
-
-def _tracing() -> bool:
-    """Whether a graph is being made, in which no value can be looked at."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    def _make_worker(self) -> tuple[nn.Module, Propagate]:
+        network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})
+        for name in self._drops:
+            network.get_submodule(name).train()
+        return network, Propagate()
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def logit_moments(
     tensor([[[1., 0.],
              [0., 1.]]])
     """
-    with _propagating(model, propagate or Propagate()):
+    with forced(model, propagate or Propagate()):
         try:
             outputs = model(Moments(batch))
         except UnsupportedError as error:
@@ -160,13 +167,13 @@ def logit_moments(
     if not isinstance(outputs, Moments):
         raise ShapeError(
             f"The model returned {type(outputs).__name__}, but method='moments' needs logits (N, C): use "
-            "method='sample', or wrap the model in one that returns them."
+            "method='weights', or wrap the model in one that returns them."
         )
     outputs = outputs.current()
     if outputs.expected.dim() != 2 or outputs.expected.shape[0] != batch.shape[0]:
         raise ShapeError(
             f"The model made outputs of shape {tuple(outputs.expected.shape)} from inputs of shape "
-            f"{tuple(batch.shape)}, but method='moments' needs logits of shape (N, C): use method='sample'."
+            f"{tuple(batch.shape)}, but method='moments' needs logits of shape (N, C): use method='weights'."
         )
     mean = outputs.expected
     if outputs.certain:
@@ -190,7 +197,7 @@ def _complaint(model: nn.Module, error: UnsupportedError) -> str:
         trace = trace.tb_next
     name = repr(names[id(where)]) if names[id(where)] else "the model itself"
     return (
-        f"method='moments' cannot follow {name} ({type(where).__name__}), which calls {error}: use method='sample', or "
+        f"method='moments' cannot follow {name} ({type(where).__name__}), which calls {error}: use method='weights', or "
         f"one of the functions that it knows ({', '.join(sorted(RULES))})."
     )
 
@@ -204,23 +211,18 @@ class Propagate(Estimator):
     name: ClassVar[str] = "moments"
 
     def __init__(self) -> None:
-        self._weights: dict[BayesLayer, dict[str, Weights]] = {}
+        self._weights: dict[Posterior, Weights] = {}
 
-    def __call__(self, layer: BayesLayer, x: Any, *arguments: Any) -> Any:
+    def __call__(self, linear_map: LinearMap, x: Any, weight: Posterior, bias: Posterior | Tensor | None) -> Any:
         """The layer's linear map of moments, by weights that are moments too."""
-        if layer not in self._weights:
-            self._weights[layer] = {
-                name: Weights(q.mean, q.variance.to(q.mean.dtype)) for name, q in layer.posteriors().items()
-            }
-        weights: dict[str, Any] = dict(self._weights[layer])
-        return layer.linear_map(x, weights["weight"], weights.get("bias", layer.bias_mean), *arguments)
+        offset = self.read(bias) if isinstance(bias, Posterior) else bias
+        return linear_map(x, self.read(weight), offset)
 
-
-@contextmanager
-def _propagating(model: nn.Module, propagate: Propagate) -> Iterator[None]:
-    """Inside, Bayesian layers that draw pass moments on."""
-    with forced(dict.fromkeys(drawing_layers(model), propagate)):
-        yield
+    def read(self, posterior: Posterior) -> Any:
+        """The moments of the weights."""
+        if posterior not in self._weights:
+            self._weights[posterior] = Weights(posterior.mean, posterior.variance.to(posterior.mean.dtype))
+        return self._weights[posterior]
 
 
 def pulled_back(outputs: Moments, rows: Tensor) -> Tensor:

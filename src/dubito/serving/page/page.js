@@ -49,7 +49,7 @@ function way() {
 async function predict(entry, signal) {
   const { version, noise, rotation } = entry, asked = way();
   try {
-    const wanted = { per_class: true, preview: true, draws: asked.method === "sample" };
+    const wanted = { per_class: true, preview: true, draws: asked.method === "weights" };
     if (model.validation) wanted.conformal = COVERAGE;
     const body = { ...asked, ...wanted, images: [entry.source], noise, rotation };
     const answer = await ask("/predict", { body, signal, busy });
@@ -356,9 +356,9 @@ function introduce() {
   const fixed = model.inference === "frequentist";
   const numbers = fixed ? [1] : [...new Set([model.samples, 30, 100])].filter(n => n <= model.max_samples).sort((a, b) => a - b);
   byId("way").replaceChildren(
-    ...numbers.map(n => make("option", { value: `sample:${n}` }, fixed ? "its one set of weights" : words.several(n, "draw"))),
+    ...numbers.map(n => make("option", { value: `weights:${n}` }, fixed ? "its one set of weights" : words.several(n, "draw"))),
     ...(model.methods.includes("moments") && !fixed ? [make("option", { value: "moments" }, "moments")] : []));
-  byId("way").value = `sample:${fixed ? 1 : model.samples}`;
+  byId("way").value = `weights:${fixed ? 1 : model.samples}`;
   byId("redraw").hidden = fixed;
   for (const kind of KINDS) byId(kind).querySelector(".unit").textContent = words.unit(model);
   byId("unit-words").textContent = words.unitExplained(model);

@@ -123,8 +123,8 @@ export const POINT_ESTIMATE = "This model, however, was trained in the usual way
 
 /** How the validation images were predicted. */
 export const comparedBy = model => {
-  const named = { moments: "by moments", sample: `by ${several(model.samples, "draw")}` };
-  return Object.keys(model.validations ?? { [model.method]: null }).map(method => named[method]).join(" and ");
+  const named = { moments: "by moments", weights: `by ${several(model.samples, "draw")}` };
+  return Object.keys(model.validations ?? { [model.method]: null }).map(method => named[method]).filter(Boolean).join(" and ");
 };
 
 /** How the answer changes along a curve. */

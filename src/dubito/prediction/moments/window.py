@@ -65,15 +65,6 @@ class Window:
         return self.pairs <= 2 * math.prod(self.kernel)
 
     @property
-    def is_mostly_padding(self) -> bool:
-        """Whether at least half of the kernel's cells lie on padding, counted over all positions of the output.
-
-        >>> Window.over((4, 4), (5, 5), (1, 1), (2, 2), (1, 1)).is_mostly_padding
-        True
-        """
-        return 2 * _overlaps(self) <= math.prod(self.output) * math.prod(self.kernel)
-
-    @property
     def pairs(self) -> int:
         """Pairs of a position of the output and one of the input."""
         return math.prod(self.output) * math.prod(self.input)
@@ -87,17 +78,6 @@ class Window:
         which = torch.tensor(cells, device=weight.device)
         # Rows of channels are copied whole.
         return rows.contiguous().index_select(1, which).view(weight.shape[0] * math.prod(self.output), -1)
-
-    def reached(self) -> list[tuple[Tensor, Tensor]]:
-        """For each cell of the kernel, the positions of the output that it leads to and those of the input, from."""
-        return _reached(self)
-
-    def rows(self) -> list[tuple[int, slice, slice]]:
-        """Where a row of the kernel lies on a row of the input, for each position of the output.
-
-        A position of the output, those of the input, and the cells of the kernel; there are two axes and no dilation.
-        """
-        return _rows(self)
 
     def transpose(self, jacobian: Tensor, weight: Tensor) -> Tensor:
         """Rows (B, R, C, ...) at the output, taken to the input."""
@@ -119,12 +99,6 @@ def _cells(window: Window) -> list[int]:
     return [_cell(window, *place) for place in places]
 
 
-@lru_cache(maxsize=256)
-def _overlaps(window: Window) -> int:
-    """Pairs of positions of output and input that a cell of the kernel joins."""
-    return sum(cell < math.prod(window.kernel) for cell in _cells(window))
-
-
 def _cell(window: Window, output: tuple[int, ...], source: tuple[int, ...]) -> int:
     cell = 0
     for axis, size in enumerate(window.kernel):
@@ -134,25 +108,3 @@ def _cell(window: Window, output: tuple[int, ...], source: tuple[int, ...]) -> i
             return math.prod(window.kernel)
         cell = cell * size + step
     return cell
-
-
-@lru_cache(maxsize=256)
-def _reached(window: Window) -> list[tuple[Tensor, Tensor]]:
-    cells, inputs = torch.tensor(_cells(window), device="cpu"), math.prod(window.input)
-    found = [(cells == cell).nonzero().view(-1) for cell in range(math.prod(window.kernel))]
-    return [(pair.div(inputs, rounding_mode="floor"), pair % inputs) for pair in found]
-
-
-@lru_cache(maxsize=256)
-def _rows(window: Window) -> list[tuple[int, slice, slice]]:
-    found = []
-    (height, width), (_, size) = window.input, window.kernel
-    for position, place in enumerate(product(*map(range, window.output))):
-        top, left = (index * s - p for index, s, p in zip(place, window.stride, window.padding, strict=True))
-        first, last = max(0, left), min(width, left + size)
-        for row in range(max(0, top), min(height, top + window.kernel[0])):
-            cell = (row - top) * size - left
-            if first < last:
-                source = slice(row * width + first, row * width + last)
-                found.append((position, source, slice(cell + first, cell + last)))
-    return found

@@ -1,0 +1,72 @@
+"""KL[N(mu, softplus(rho)^2) || N(m, s^2)] with its gradient written out, in one go over the weights.
+
+Automatic differentiation keeps a tensor for each of softplus, its square and its logarithm, and passes over all of them
+again. With sigma = softplus(rho), KL = sum log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2 has the gradients
+(mu - m) / s^2 and (sigma / s^2 - 1 / sigma) sigmoid(rho).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.kernels.eager import runs_eagerly
+from dubito.softplus import softplus
+
+__all__ = ["applies", "compute"]
+
+
+def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
+    """Whether the prior has one standard deviation for all weights, and tensors are ordinary."""
+    return prior_std.numel() == 1 and runs_eagerly(mean, rho, prior_mean, prior_std)
+
+
+def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+    """KL in nats, a scalar."""
+    result: Tensor = _GaussianKL.apply(mean, rho, prior_mean, prior_std)
+    return result
+
+
+def _deviation(mean: Tensor, prior_mean: Tensor) -> Tensor:
+    centred = prior_mean.numel() == 1 and prior_mean.device.type == "cpu" and float(prior_mean) == 0
+    return mean if centred else mean - prior_mean
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    """Without a tensor of squares; by rows, since every number rounds the sum so far."""
+    flat = x.reshape(-1)
+    end = flat.numel() // 1024 * 1024
+    rest = flat[end:]
+    return torch.linalg.vector_norm(flat[:end].view(-1, 1024), dim=1).square().sum() + torch.dot(rest, rest)
+
+
+class _GaussianKL(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+        std = softplus(rho)
+        squares = _sum_of_squares(std) + _sum_of_squares(_deviation(mean, prior_mean))
+        # log softplus(x) < x for every x, and equals it where softplus underflows
+        log_std = torch.minimum(std.clamp_min_(torch.finfo(std.dtype).tiny).log_(), rho, out=std).sum()
+        constant = (prior_std.log() - 0.5) * mean.numel()
+        return squares / (2 * prior_std.square()).reshape(()) - log_std + constant.reshape(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mean, rho, prior_mean, prior_std = ctx.saved_tensors
+        precision = prior_std.reshape(()).square().reciprocal()
+        # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
+        floor = math.sqrt(torch.finfo(rho.dtype).tiny)
+        std = softplus(rho).clamp_min(floor)
+        of_std = std * precision - std.reciprocal()
+        of_rho = of_std * torch.sigmoid(rho).clamp_min(floor)
+        of_mean = _deviation(mean, prior_mean) * (precision * gradient) if ctx.needs_input_grad[0] else None
+        return of_mean, of_rho * gradient if ctx.needs_input_grad[1] else None, None, None

@@ -1,0 +1,23 @@
+"""Which layer of torch becomes which Bayesian layer. A new layer is a file here and a line in `TWINS`."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dubito.layers.base import BayesLayer
+from dubito.layers.convolution import BayesConv1d, BayesConv2d, BayesConv3d
+from dubito.layers.linear import BayesLinear
+from dubito.layers.transposed import BayesConvTranspose1d, BayesConvTranspose2d, BayesConvTranspose3d
+
+__all__ = ["TWINS"]
+
+TWINS: dict[type[nn.Module], type[BayesLayer]] = {
+    nn.Linear: BayesLinear,
+    nn.Conv1d: BayesConv1d,
+    nn.Conv2d: BayesConv2d,
+    nn.Conv3d: BayesConv3d,
+    nn.ConvTranspose1d: BayesConvTranspose1d,
+    nn.ConvTranspose2d: BayesConvTranspose2d,
+    nn.ConvTranspose3d: BayesConvTranspose3d,
+}
+"""Exactly these types: a subclass may do more than its base does, so its parameters get posteriors of their own."""

@@ -1,0 +1,63 @@
+"""Dropout that is drawn with the weights: masks that follow from a seed and are the same for every image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from dubito.errors import OptionError
+
+__all__ = ["MaskedDropout", "Masks", "drawn_dropout"]
+
+
+def drawn_dropout(model: nn.Module, asked: bool | None = None) -> list[_DropoutNd]:
+    """The dropout layers that a prediction draws: all, none, or those of the parts that are MC dropout."""
+    parts = list(model.modules()) if asked is None else [model] if asked else []
+    roots = [part for part in parts if asked or getattr(part, "draws_dropout", False)]
+    found = [module for root in roots for module in root.modules() if isinstance(module, _DropoutNd)]
+    return list(dict.fromkeys(module for module in found if module.p > 0))
+
+
+class Masks:
+    """Where the masks of a network's dropout layers come from: one generator for all, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator("cpu")
+
+    def begin_draw(self, seed: int) -> None:
+        """From here on the masks are those of this seed."""
+        self.generator.manual_seed(seed)
+
+    def drawn_by(self, layer: _DropoutNd) -> MaskedDropout:
+        """What takes the place of a dropout layer."""
+        channels = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+        if not channels and type(layer) is not nn.Dropout:
+            raise OptionError(
+                f"{type(layer).__name__} cannot be drawn: MC dropout takes nn.Dropout, nn.Dropout1d, 2d and 3d."
+            )
+        return MaskedDropout(self, layer.p, channels)
+
+
+class MaskedDropout(nn.Module):
+    """Dropout in every mode, with a mask that all images share.
+
+    Once `fix` is set, the masks of the next calls are kept and used from then on.
+    """
+
+    def __init__(self, masks: Masks, probability: float, whole_channels: bool) -> None:
+        super().__init__()
+        self.probability, self.whole_channels, self.fix = probability, whole_channels, False
+        self._masks = masks
+        self.register_buffer("mask", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeros with that probability, and the others larger."""
+        if self.mask is not None:
+            return x * self.mask
+        shape = (1, x.shape[1], *(1,) * (x.dim() - 2)) if self.whole_channels else (1, *x.shape[1:])
+        kept = torch.rand(shape, generator=self._masks.generator, device="cpu") >= self.probability
+        mask = kept.to(x.device, x.dtype) / (1 - self.probability)
+        if self.fix:
+            self.mask = mask
+        return x * mask

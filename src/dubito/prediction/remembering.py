@@ -1,0 +1,95 @@
+"""What no draw touches is computed once.
+
+The draws of a batch differ only in their weights, so the part of a network before the first drawn weight gives the same
+for all of them. Modules without drawn weights remember what they made of which input in the first draw, as long as
+nothing drawn has run, and give it again where the input is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Remembering"]
+
+
+class _Call(NamedTuple):
+    """A call of a module in the first draw."""
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    output: Tensor
+    version: int
+
+
+class Remembering:
+    """Lets the modules of a network remember; `drawn` are those that differ from draw to draw.
+
+    The network must be nobody else's: the forward methods of its modules change.
+    """
+
+    def __init__(self, network: nn.Module, drawn: set[nn.Module]) -> None:
+        self._calls: dict[tuple[int, int], _Call] = {}
+        self._numbers: dict[int, int] = {}
+        self._first = True
+        self._touched = False
+        inside = {parent for parent in network.modules() if not drawn.isdisjoint(parent.modules())}
+        for module in drawn:
+            module.register_forward_pre_hook(self._touch)
+        for parent in inside - drawn:
+            for child in parent.children():
+                if child not in inside:
+                    child.forward = self._remembered(child, child.forward)  # type: ignore[method-assign]
+
+    def begin_draw(self, first: bool) -> None:
+        """A new draw of the same batch, or the first one of a new batch."""
+        self._first, self._touched = first, False
+        self._numbers.clear()
+        if first:
+            self._calls.clear()
+
+    def forget(self) -> None:
+        """The batch is done."""
+        self._calls.clear()
+
+    def _touch(self, module: nn.Module, inputs: Any) -> None:
+        self._touched = True
+
+    def _remembered(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        has_weights = any(True for _ in module.parameters())
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            number = self._numbers[id(module)] = self._numbers.get(id(module), -1) + 1
+            key = (id(module), number)
+            known = self._calls.get(key)
+            if known is not None and _same((arguments, options), (known.arguments, known.options), has_weights):
+                if known.output._version == known.version:
+                    return known.output
+                known = None  # somebody has changed it in place
+            output = forward(*arguments, **options)
+            if known is None and isinstance(output, Tensor) and not self._touched:
+                # In later draws a copy, which whoever changed the first one may change again.
+                kept = output if self._first else output.clone()
+                self._calls[key] = _Call(arguments, options, kept, kept._version)
+            return output
+
+        return call
+
+
+def _same(a: Any, b: Any, by_value: bool) -> bool:
+    """Whether arguments are the same: tensors by identity or, if asked, by their values."""
+    if a is b:
+        return True
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        alike = by_value and a.shape == b.shape and a.dtype is b.dtype and a.device == b.device
+        return alike and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, by_value) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], by_value) for key in a)
+    return isinstance(a, (str, int, float, bool, bytes)) and a == b

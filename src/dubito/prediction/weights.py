@@ -1,0 +1,152 @@
+"""Drawn weights: the draws of all posteriors of a network, fixed by a seed.
+
+Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the noise to make, and mean probabilities whose errors
+cancel to first order. Every pair has a seed of its own, so that draw number t is the same however many there are, and
+the same in every process. They are kept in memory while they fit a budget, and made again from their seeds otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dubito.noise import standard_normal
+from dubito.softplus import at_least_single
+from dubito.variational.posterior import Posterior
+
+__all__ = ["DrawnWeights", "Weights", "seeds_of"]
+
+Weights = dict[Posterior, Tensor]
+ALIGNMENT = 16
+"""Numbers that the place of a tensor is a multiple of."""
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """`count` seeds that follow from one; more of them start with the same.
+
+    >>> seeds_of(0, 3)[:2] == seeds_of(0, 2)
+    True
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(2**62, (count,), generator=generator, device="cpu").tolist()
+
+
+class DrawnWeights:
+    """`samples` draws of these posteriors as they are now.
+
+    Args:
+        posteriors: what is drawn.
+        samples: how many draws.
+        seed: fixes them.
+        memory: bytes that may be kept.
+    """
+
+    def __init__(self, posteriors: Sequence[Posterior], samples: int, seed: int, memory: int) -> None:
+        self.samples = samples
+        self._seeds = seeds_of(seed, -(-samples // 2))
+        kinds = dict.fromkeys((q.mean.dtype, q.mean.device) for q in posteriors if q.independent)
+        self._groups = [_Group.of([q for q in posteriors if q.independent and _kind(q) == kind]) for kind in kinds]
+        # A posterior with dependent weights draws by itself; a copy stays as it is now.
+        self._others = {q: copy.deepcopy(q).requires_grad_(False) for q in posteriors if not q.independent}
+        size = sum(group.mean.numel() * group.dtype.itemsize for group in self._groups)
+        size += sum(q.mean.numel() * q.mean.dtype.itemsize for q in self._others)
+        self.bytes_per_draw = size
+        self._kept = self._keep() if 0 < size * samples <= memory else None
+
+    @property
+    def stacked(self) -> Weights | None:
+        """All draws (T, ...) of each posterior, if they are kept."""
+        return self._kept
+
+    def __iter__(self) -> Iterator[Weights]:
+        """The weights of one draw after the other."""
+        if self._kept is None:
+            yield from self._made()
+        else:
+            for number in range(self.samples):
+                yield {q: weights[number] for q, weights in self._kept.items()}
+
+    def _keep(self) -> Weights:
+        flats = [group.empty(self.samples) for group in self._groups]
+        others = {q: q.mean.detach().new_empty(self.samples, *q.mean.shape) for q in self._others}
+        for number, (rows, drawn) in enumerate(self._rows()):
+            for flat, row in zip(flats, rows, strict=True):
+                flat[number] = row
+            for q, weights in drawn.items():
+                others[q][number] = weights
+        kept = dict(others)
+        for group, flat in zip(self._groups, flats, strict=True):
+            kept |= group.parts(flat)
+        return kept
+
+    def _made(self) -> Iterator[Weights]:
+        for rows, drawn in self._rows():
+            weights = dict(drawn)
+            for group, row in zip(self._groups, rows, strict=True):
+                weights |= {q: part.squeeze(0) for q, part in group.parts(row.to(group.dtype).unsqueeze(0)).items()}
+            yield weights
+
+    @torch.no_grad()
+    def _rows(self) -> Iterator[tuple[list[Tensor], Weights]]:
+        """The draws of each group as one vector, and those of the other posteriors."""
+        for pair, seed in enumerate(self._seeds):
+            generator = torch.Generator("cpu").manual_seed(seed)
+            noises = [group.noise(generator) for group in self._groups]
+            own = {q: frozen.fresh_noise(generator) for q, frozen in self._others.items()}
+            for number, sign in ((2 * pair, 1), (2 * pair + 1, -1)):
+                if number < self.samples:
+                    rows = [group.draw(noise, sign) for group, noise in zip(self._groups, noises, strict=True)]
+                    yield rows, {q: frozen.draw(sign * own[q]) for q, frozen in self._others.items()}
+
+
+def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
+    return q.mean.dtype, q.mean.device
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Posteriors of independent weights of one type, end to end: a draw is one operation, however many there are."""
+
+    posteriors: list[Posterior]
+    mean: Tensor
+    std: Tensor
+    starts: list[int]
+    dtype: torch.dtype
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, posteriors: list[Posterior]) -> _Group:
+        starts, total = [], 0
+        for q in posteriors:
+            starts.append(total)
+            total += -(-q.mean.numel() // ALIGNMENT) * ALIGNMENT
+        like = at_least_single(posteriors[0].mean)
+        mean, std = (torch.zeros(total, dtype=like.dtype, device=like.device) for _ in range(2))
+        for q, start in zip(posteriors, starts, strict=True):
+            place = slice(start, start + q.mean.numel())
+            mean[place], std[place] = q.mean.flatten(), q.variance.sqrt().flatten()
+        return cls(posteriors, mean, std, starts, posteriors[0].mean.dtype)
+
+    def noise(self, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers, the same on every device."""
+        cpu = torch.device("cpu")
+        return standard_normal(self.mean.numel(), self.mean.dtype, cpu, generator).to(self.mean.device)
+
+    def draw(self, noise: Tensor, sign: int) -> Tensor:
+        """mu + sign * sigma * noise."""
+        return torch.addcmul(self.mean, self.std, noise, value=sign)
+
+    def empty(self, samples: int) -> Tensor:
+        """Place for so many draws."""
+        return torch.empty(samples, self.mean.numel(), dtype=self.dtype, device=self.mean.device)
+
+    def parts(self, rows: Tensor) -> Weights:
+        """The weights (T, ...) of each posterior in rows of draws."""
+        return {
+            q: rows[:, start : start + q.mean.numel()].view(len(rows), *q.mean.shape)
+            for q, start in zip(self.posteriors, self.starts, strict=True)
+        }

@@ -1,0 +1,61 @@
+"""What a trained network must know about its data, so that images can be prepared without the training images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = ["DataDescription"]
+
+LARGEST_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a trained network must know about its data.
+
+    Attributes:
+        name: the data set's name or path.
+        channels: 1 for gray images, 3 for colour.
+        class_names: the classes in the order of the network's outputs.
+        mean, std: of each channel, for pixels in [0, 1].
+        padding: black pixels on each side of an image, included in `size`.
+        num_data: training images.
+        size: height and width of the images that the network takes. Runs without a recorded size have 32.
+    """
+
+    name: str
+    channels: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    padding: int
+    num_data: int
+    size: int = 32
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> DataDescription:
+        """Read and check the part ``data`` of a run's configuration; a ValueError says what makes no sense.
+
+        >>> content = {"name": "two", "channels": 1, "class_names": ["a", "b"], "mean": [0.5], "std": [0.2]}
+        >>> DataDescription.of({**content, "padding": 0, "num_data": 9, "size": 64}).size
+        64
+        """
+        given = {f.name: content[f.name] for f in fields(cls) if f.name in content or f.name != "size"}
+        for name, kind in (("class_names", str), ("mean", float), ("std", float)):
+            given[name] = tuple(kind(value) for value in given[name])
+        size = given.setdefault("size", cls.size)
+        ranges = {"channels": (1, 3), "size": (1, LARGEST_SIZE), "num_data": (0, math.inf)}
+        for name, (least, most) in ranges.items():
+            _check_whole(name, given[name], least, most)
+        _check_whole("padding", given["padding"], 0, (size - 1) // 2)
+        if given["channels"] == 2 or not len(given["mean"]) == len(given["std"]) == given["channels"]:
+            raise ValueError(f"channels is {given['channels']}, with {len(given['mean'])} means")
+        return cls(**given)
+
+
+def _check_whole(name: str, value: Any, least: int, most: float) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}")

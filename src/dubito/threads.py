@@ -1,0 +1,56 @@
+"""How many threads suit a network: one for small work, all for large work.
+
+Threads share a layer's work and wait for each other after it. With little work the waiting costs more than the sharing
+saves, above all on a busy machine: two threads can be four times slower than one for LeNet-5. The rule: one thread if
+a forward pass of a batch takes fewer than `FEWEST_MULTIPLICATIONS`, else as many as torch has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["FEWEST_MULTIPLICATIONS", "multiplications", "suitable_threads", "suiting_threads"]
+
+FEWEST_MULTIPLICATIONS = 200_000_000
+"""Work worth sharing: LeNet-5 needs 27 million for a batch of 64 gray images, AlexNet more than a billion."""
+
+
+def multiplications(network: nn.Module, image: Tensor) -> int:
+    """The multiplications of a forward pass of one image (C, H, W).
+
+    >>> multiplications(nn.Linear(5, 3), torch.zeros(5))
+    15
+    """
+    modes = {module: module.training for module in network.modules()}
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        network.eval()(image.unsqueeze(0))
+    for module, training in modes.items():
+        module.training = training
+    return int(counter.get_total_flops()) // 2
+
+
+def suitable_threads(network: nn.Module, image: Tensor, batch_size: int) -> int:
+    """1 for small work, else as many threads as torch has.
+
+    >>> suitable_threads(nn.Linear(5, 3), torch.zeros(5), batch_size=64)
+    1
+    """
+    small = multiplications(network, image) * batch_size < FEWEST_MULTIPLICATIONS
+    return 1 if small else torch.get_num_threads()
+
+
+@contextmanager
+def suiting_threads(network: nn.Module, image: Tensor, batch_size: int) -> Iterator[int]:
+    """Inside, torch uses the suitable number of threads; afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(suitable_threads(network, image, batch_size))
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,94 @@
+"""Which weights a forward pass sees: one draw of every posterior, the same wherever it is read in that pass.
+
+A pass is a call of the objective or of a network that `to_bayesian` made. Within it, the first reading of a posterior
+draws, and later ones, by the same layer or by others that share the posterior, get the same weights. Outside of any pass
+every reading is a fresh draw. Passes belong to their thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from dubito.variational.posterior import Posterior
+
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
+
+
+class Pass:
+    """The draws of one forward pass.
+
+    Args:
+        generator: what the noise comes from; None for torch's global one.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._generator = generator
+        self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
+
+    def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
+        """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
+        key = (posterior, count, antithetic)
+        if key not in self._weights:
+            self._weights[key] = _draw_groups(posterior, count, antithetic, self._generator)
+        return self._weights[key]
+
+
+class _Local(threading.local):
+    current: Pass | None = None
+    owner: nn.Module | None = None
+
+
+_thread = _Local()
+
+
+@contextmanager
+def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass | None]:
+    """Inside, every posterior has one draw; a pass inside a pass is the same pass."""
+    if torch.compiler.is_compiling() or _thread.current is not None:
+        yield None if torch.compiler.is_compiling() else _thread.current
+        return
+    _thread.current = Pass(generator)
+    try:
+        yield _thread.current
+    finally:
+        _thread.current = None
+
+
+def open_pass(module: nn.Module, inputs: object) -> None:
+    """A forward pre-hook: a call of `module` is a pass, unless it is part of one."""
+    if not torch.compiler.is_compiling() and _thread.current is None:
+        _thread.current, _thread.owner = Pass(), module
+
+
+def close_pass(module: nn.Module, inputs: object, output: object) -> None:
+    """The forward hook that ends what :func:`open_pass` began."""
+    if not torch.compiler.is_compiling() and _thread.owner is module:
+        _thread.current = _thread.owner = None
+
+
+def drawn(posterior: Posterior) -> Tensor:
+    """The weights that the pass under way sees."""
+    return drawn_groups(posterior, 1, False)[0]
+
+
+def drawn_groups(posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
+    """The weights that the groups of a batch see in the pass under way."""
+    current = None if torch.compiler.is_compiling() else _thread.current
+    if current is None:
+        return _draw_groups(posterior, count, antithetic, None)
+    return current.groups(posterior, count, antithetic)
+
+
+def _draw_groups(posterior: Posterior, count: int, antithetic: bool, generator: torch.Generator | None) -> list[Tensor]:
+    weights = []
+    noise = posterior.fresh_noise(generator)
+    for index in range(count):
+        if index:
+            noise = -noise if antithetic and index % 2 else posterior.fresh_noise(generator)
+        weights.append(posterior.draw(noise))
+    return weights

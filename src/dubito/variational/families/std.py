@@ -1,0 +1,51 @@
+"""The family ``std``: independent Gaussians with sigma = softplus(rho)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dubito import kernels
+from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
+from dubito.variational.posterior import DiagonalPosterior, require_std
+from dubito.variational.prior import GaussianPrior
+
+__all__ = ["StdPosterior"]
+
+
+class StdPosterior(DiagonalPosterior):
+    """N(mu, softplus(rho)^2).
+
+    >>> q = StdPosterior(nn.Parameter(torch.tensor([2.0])), std=0.5)
+    >>> q.std
+    tensor([0.5000], grad_fn=<SoftplusBackward0>)
+    """
+
+    name = "std"
+    erased = {"mean": 0.0, "rho": -1e3}  # noqa: RUF012  (log sigma below -1000 underflows in every dtype)
+    rho: nn.Parameter
+
+    def _make_parameters(self) -> None:
+        self.rho = nn.Parameter(torch.empty_like(self.mean))
+
+    @torch.no_grad()
+    def set_std(self, std: float | Tensor) -> None:
+        """rho = log(exp(std) - 1)."""
+        self.rho.copy_(inverse_softplus(require_std(std, self.mean)))
+
+    @property
+    def _wide_std(self) -> Tensor:
+        return softplus(at_least_single(self.rho))
+
+    @property
+    def log_std(self) -> Tensor:
+        """log softplus(rho), without passing through sigma."""
+        return log_softplus(at_least_single(self.rho))
+
+    def kl_divergence(self) -> Tensor:
+        """KL[q || p]; against a Gaussian prior with one scale, by a kernel where there is one."""
+        if isinstance(self.prior, GaussianPrior):
+            kernel = kernels.find("gaussian_kl", self.mean, self.rho, self.prior.mean, self.prior.std)
+            if kernel is not None:
+                return kernel(self.mean, self.rho, self.prior.mean, self.prior.std)
+        return super().kl_divergence()

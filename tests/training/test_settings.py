@@ -1,0 +1,90 @@
+"""The settings of a training: presets, YAML files and flags."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dubito
+from dubito.errors import OptionError
+from dubito.training import configure
+
+
+def test_the_papers_preset_is_its_appendix() -> None:
+    config = configure("paper")
+    assert (config.learning_rate, config.epochs, config.batch_size, config.samples) == (1e-3, 100, 128, 10)
+    assert (config.kl_schedule, config.parameterization, config.l2) == ("blundell", "alpha", 5e-4)
+    assert config.initial_std**2 == pytest.approx(4.5399929762e-05)  # exp(-10)
+    assert (config.prior, config.temperature, config.lr_schedule, config.augment) == ("standard", 1, "constant", False)
+    assert configure("default").epochs == 10
+
+
+def test_the_default_preset_is_gentler_with_wide_networks_unless_told_otherwise() -> None:
+    assert configure(model="lenet5").temperature > configure(model="alexnet").temperature
+    assert configure(model="alexnet", temperature=1).temperature == 1
+    assert configure("paper", model="alexnet").temperature == 1
+
+
+def test_narrow_networks_drop_fewer_units_unless_told_otherwise():
+    assert configure(inference="dropout").dropout == configure(model="lenet5", inference="dropout").dropout < 0.5
+    assert configure(model="alexnet", inference="dropout").dropout == 0.5
+    assert configure("paper", inference="dropout").dropout == 0.5
+    assert configure(inference="dropout", dropout=0.3).dropout == 0.3
+
+
+def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("epochs: 7\nlearning_rate: 1.0e-2\nprior: 0.5\n")
+    config = configure("paper", file, epochs=3, model=None)
+    assert (config.epochs, config.learning_rate, config.kl_schedule) == (3, 0.01, "blundell")
+    assert config.bayesian["prior"] == 0.5
+
+
+@pytest.mark.parametrize("name", dubito.models.names())
+def test_every_network_of_the_registry_can_be_chosen(name: str) -> None:
+    assert configure(model=name).model == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"preset": "fast"}, r"preset is 'fast', but must be one of 'default', 'paper'"),
+        ({"epoch": 3}, r"setting is 'epoch', but must be one of 'model'"),
+        ({"model": "lenet6"}, r"model is 'lenet6', but must be one of 'lenet5', .*; the nearest is 'lenet5'"),
+        ({"size": -1}, r"size is -1, but must be at least 0"),
+        ({"epochs": 0}, r"epochs is 0, but must be at least 1"),
+        ({"epochs": 2.5}, r"epochs is 2.5, but must be of type int"),
+        ({"augment": "perhaps"}, r"augment is 'perhaps', but must be of type bool"),
+        ({"head": "sigmoid"}, r"head is 'sigmoid', but must be one of 'softplus', 'softmax', 'kendall_gal'"),
+        ({"learning_rate": -1}, r"learning_rate is -1.0, but must be positive"),
+        ({"initial_std": -1}, r"initial_std is -1.0, but must be positive"),
+        ({"temperature": math.inf}, r"temperature is inf, but must be finite"),
+        ({"warmup_epochs": math.inf}, r"warmup_epochs is inf, but must be finite"),
+        ({"seed": 10**20}, r"seed is 100000000000000000000, but must be at most"),
+        ({"validation_fraction": 1.0}, r"validation_fraction is 1.0"),
+        ({"batch_size": 5, "devices": 2}, r"batch_size is 5, but must be a multiple of the 2 processes"),
+    ],
+)
+def test_bad_settings_get_one_sentence(settings: dict, sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        configure(**settings)
+
+
+@pytest.mark.parametrize("content", ["- a list", "epochs: [", "epochs: many"])
+def test_bad_files_get_one_sentence(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    with pytest.raises(OptionError, match=r"settings\.yaml|epochs"):
+        configure(file=file)
+    with pytest.raises(OptionError, match="does not exist"):
+        configure(file=tmp_path / "none.yaml")
+
+
+def test_settings_do_not_wait_for_torch() -> None:
+    code = "import sys; from dubito.runs.config import configure; configure('paper'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
