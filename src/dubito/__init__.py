@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dubito import data, models, training
-    from dubito.convert import Logits, Summary, prune, summary, to_bayesian, to_deterministic
+    from dubito.convert import Logits, prune, to_bayesian, to_deterministic
+    from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
     from dubito.estimators import estimator
     from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from dubito import kernels
 
@@ -29,6 +30,6 @@ def standard_normal(
 
 def standard_normal_like(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Independent N(0, 1) numbers with the shape, dtype and device of `x`."""
-    if torch.func.debug_unwrap(x, recurse=False) is not x or torch.jit.is_tracing() or x.is_meta:
+    if torch.func.debug_unwrap(x, recurse=False) is not x or is_tracing() or x.is_meta:
         return torch.randn_like(x)
     return standard_normal(x.numel(), x.dtype, x.device, generator).view(x.shape)

@@ -41,8 +41,8 @@ def to_bayesian(
     (attention, recurrent layers, embeddings, subclassed layers) are drawn whenever they are read. Normalisation and
     other modules stay as they are, unless `only` names their parameters. The original is untouched. Layers that appear
     in several places stay shared, tied weights share one posterior, hooks stay where they were, and frozen weights stay
-    frozen (with their standard deviations). Applying it twice changes nothing. ``print(dubito.summary(network))`` says what
-    became Bayesian, what did not, and why.
+    frozen (with their standard deviations). Applying it twice changes nothing. ``print(dubito.summary(network))`` says
+    what became Bayesian, what did not, and why.
 
     Args:
         module: any network, or a single layer.

@@ -46,7 +46,7 @@ def obstacle(module: nn.Module, by_default: bool = True) -> str | None:
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "it has no weights yet: pass one batch through the network first"
     if is_parametrized(module):
-        if any(isinstance(part[0], DrawingModule) for part in module.parametrizations.values()):  # type: ignore[union-attr,operator]
+        if any(isinstance(part[0], DrawingModule) for part in module.parametrizations.values()):  # type: ignore[operator]
             return "it is Bayesian already"
         return "its weights are computed: torch.nn.utils.parametrize.remove_parametrizations first"
     computed = [name for name in ("weight", "bias") if isinstance(vars(module).get(name), Tensor)]

@@ -91,7 +91,7 @@ def _plain_layer(layer: BayesLayer, slots: list[Slot]) -> nn.Module:
 
 def _parametrizations(module: nn.Module) -> dict[str, nn.Module]:
     lists = module._modules.get("parametrizations")
-    return {} if lists is None else {name: parts[0] for name, parts in lists.items()}  # type: ignore[operator,union-attr,index]
+    return {} if lists is None else {name: parts[0] for name, parts in lists.items()}  # type: ignore[operator]
 
 
 def _plain_parameters(module: nn.Module, slots: list[Slot]) -> None:

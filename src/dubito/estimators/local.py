@@ -33,10 +33,8 @@ class Local(Estimator):
 
     def __call__(self, linear_map: LinearMap, x: Tensor, weight: Posterior, bias: Posterior | Tensor | None) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
-        if isinstance(bias, Posterior):
-            means, stds = (weight.mean, bias.mean), (weight.std, bias.std)
-        else:
-            means, stds = (weight.mean, bias), (weight.std, None)
+        bias_mean, bias_std = (bias.mean, bias.std) if isinstance(bias, Posterior) else (bias, None)
+        means, stds = (weight.mean, bias_mean), (weight.std, bias_std)
         kernel = kernels.find("local", linear_map, x, means, stds)
         if kernel is not None:
             output: Tensor = kernel(linear_map, x, means, stds, self.noise)

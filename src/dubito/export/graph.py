@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dubito.convert import deep_copy
+from dubito.data import channel_constants, standardize
 from dubito.errors import OptionError, choose
 from dubito.export.description import What
 from dubito.heads.split import AnyPrediction
-from dubito.layers import BayesLayer
-from dubito.prediction import Predictor, PredictsItself, drawn_dropout
-from dubito.prediction.moments import predict_moments
+from dubito.prediction import Ensemble, Predictor, drawn_dropout
+from dubito.prediction.moments import LOGITS, logit_moments
 from dubito.runs.run import DataDescription
+from dubito.variational.posterior import posteriors
 
 __all__ = ["OUTPUTS", "PredictionGraph", "make_graph"]
 
@@ -38,7 +40,7 @@ def make_graph(network: nn.Module, data: DataDescription, what: What | str | Non
 
     `what` None means draws, or the mean if the network has nothing to draw.
     """
-    if isinstance(network, PredictsItself):
+    if isinstance(network, Ensemble):
         raise OptionError(f"The network is an {type(network).__name__} of several; export its members one by one.")
     if samples < 1:
         raise OptionError(f"samples is {samples}, but draws need at least 1.")
@@ -54,7 +56,7 @@ def make_graph(network: nn.Module, data: DataDescription, what: What | str | Non
 
 def _draws(network: nn.Module) -> bool:
     """Whether two draws of the network can differ."""
-    return bool(drawn_dropout(network)) or any(isinstance(layer, BayesLayer) for layer in network.modules())
+    return bool(drawn_dropout(network)) or bool(posteriors(network))
 
 
 class PredictionGraph(nn.Module, ABC):
@@ -76,10 +78,8 @@ class PredictionGraph(nn.Module, ABC):
             raise OptionError(f"The network has the {self.head.name} head, but only classifiers can be exported.")
         self.networks = nn.ModuleList(networks).cpu().eval().requires_grad_(False)
         self.dtype = next((p.dtype for p in self.networks.parameters() if p.is_floating_point()), torch.float32)
-        # (x / 255 - mean) / std
-        for name, values in (("shift", data.mean), ("scale", data.std)):
-            constant = torch.tensor(values, dtype=torch.float64).mul(255).float()
-            self.register_buffer(name, constant.view(-1, 1, 1))
+        for name, constant in zip(("shift", "scale"), channel_constants(data.mean, data.std), strict=True):
+            self.register_buffer(name, constant)
 
     @property
     def what(self) -> What:
@@ -88,7 +88,7 @@ class PredictionGraph(nn.Module, ABC):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images of bytes as the network takes them."""
-        return ((images.to(self.shift.dtype) - self.shift) / self.scale).to(self.dtype)
+        return standardize(images, self.shift, self.scale, self.dtype)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """The prediction's tensors, in the order of `OUTPUTS`."""
@@ -104,7 +104,8 @@ class DrawsGraph(PredictionGraph):
     """One plain network for each draw, or the single one of the mean: the networks of a predictor."""
 
     def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription) -> None:
-        super().__init__(predictor, predictor.networks(), data)
+        example = torch.zeros(1, data.channels, data.size, data.size, device=predictor.device)
+        super().__init__(predictor, predictor.networks(example), data)
 
     def predict(self, inputs: Tensor) -> AnyPrediction:
         """One forward pass for each draw."""
@@ -123,4 +124,7 @@ class MomentsGraph(PredictionGraph):
 
     def predict(self, inputs: Tensor) -> AnyPrediction:
         """From propagated moments."""
-        return predict_moments(self.networks[0], inputs, self.head)
+        every = sys.maxsize if self.head.unit == "logit" else LOGITS
+        split = self.head.split()
+        split.update(logit_moments(self.networks[0], inputs, logits=every).points(self.predictor.samples))
+        return split.compute()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 __all__ = ["runs_eagerly"]
 
@@ -18,7 +19,7 @@ def runs_eagerly(*tensors: Tensor | None) -> bool:
     >>> runs_eagerly(torch.zeros(2)), runs_eagerly(torch.zeros(2, dtype=torch.float16))
     (True, False)
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or is_tracing():
         return False
     given = [tensor for tensor in tensors if tensor is not None]
     first = given[0]

@@ -14,6 +14,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.profiler import record_function
 
 __all__ = ["applies", "compute"]
@@ -27,7 +28,7 @@ BLOCK = 1 << 17
 
 def applies(size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None) -> bool:
     """Whether this many numbers are wanted on the CPU, and no graph is being made."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or size < SMALLEST:
+    if torch.compiler.is_compiling() or is_tracing() or size < SMALLEST:
         return False
     return device.type == "cpu" and dtype in (torch.float32, torch.float64)
 

@@ -108,7 +108,7 @@ class BayesLayer(DrawingModule, ABC):
     def _bias(self) -> Posterior | nn.Parameter | None:
         if "bias" in self.posteriors:
             return self.posteriors["bias"]  # type: ignore[return-value]
-        return self.point_bias
+        return self.point_bias  # type: ignore[return-value]
 
     @property
     def weight_mean(self) -> nn.Parameter:

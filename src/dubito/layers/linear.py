@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack  # a dependency of torch
@@ -41,7 +43,8 @@ class BayesLinear(BayesLayer):
         twin = cls.__new__(cls)
         nn.Module.__init__(twin)
         twin.in_features, twin.out_features = plain.in_features, plain.out_features
-        twin._become_bayesian(plain.weight, plain.bias, **bayesian)
+        weight: Any = plain.weight
+        twin._become_bayesian(weight, plain.bias, **bayesian)
         return twin
 
     def linear_map(self, x: Tensor) -> tuple[LinearMap, Tensor]:

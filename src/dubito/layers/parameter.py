@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from dubito.estimators import DrawingModule, Weight
 from dubito.variational.posterior import Posterior
 
-__all__ = ["DrawnParameter", "draw_parameter", "fan_in", "undraw_parameter"]
+__all__ = ["DrawnParameter", "draw_parameter", "fan_in"]
 
 
 class DrawnParameter(DrawingModule):
@@ -46,19 +46,9 @@ def draw_parameter(module: nn.Module, name: str, posterior: Posterior) -> None:
     drawn.train(module.training)
     parametrize.register_parametrization(module, name, drawn, unsafe=True)
     # torch keeps the parameter beside the posterior, which has it as its mean; once is enough.
-    stored = module.parametrizations[name]  # type: ignore[index]
+    stored: Any = module.parametrizations[name]  # type: ignore[index]
     del stored._parameters["original"]
     stored.__dict__["original"] = None
-
-
-def undraw_parameter(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
-    """Take a posterior away again; `value` becomes the parameter, None leaves it without a value for now."""
-    stored = module.parametrizations[name]  # type: ignore[index]
-    del stored.__dict__["original"]
-    posterior = stored[0].posterior
-    stored.register_parameter("original", posterior.mean)
-    parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-    module._parameters[name] = value
 
 
 def fan_in(parameter: Tensor) -> int:

@@ -180,8 +180,7 @@ class MeanDraws(WeightDraws):
 
     def __init__(self, model: nn.Module, *, share: bool) -> None:
         super().__init__(model, 1, 0, dropout=False, memory=0, share=share)
-        means: Weights = {q: q.mean.detach() if share else q.mean.detach().clone() for _, _, q in self._prototype[1]}
-        self.weights = [means]  # type: ignore[assignment]
+        self.weights = DrawnWeights.at_mean(list(posteriors(model).values()))
 
 
 class LocalDraws(Draws):

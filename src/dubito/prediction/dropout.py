@@ -45,6 +45,8 @@ class MaskedDropout(nn.Module):
     Once `fix` is set, the masks of the next calls are kept and used from then on.
     """
 
+    mask: Tensor | None
+
     def __init__(self, masks: Masks, probability: float, whole_channels: bool) -> None:
         super().__init__()
         self.probability, self.whole_channels, self.fix = probability, whole_channels, False

@@ -88,6 +88,7 @@ class Predictor:
         if batch_size < 1:
             raise OptionError(f"batch_size is {batch_size}, but must be at least 1.")
         self.method = choose(Method, method, "method").value
+        self.samples = samples
         self.seed, self.batch_size, self.covariance = seed, batch_size, covariance
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._members: list[Predictor] = []
@@ -139,7 +140,8 @@ class Predictor:
     def _predict(self, batch: Tensor) -> AnyPrediction:
         with torch.inference_mode(False), torch.no_grad():
             if self._members:  # which count alike, however many draws they have
-                return pool([member._predict(batch) for member in self._members], [1.0] * len(self._members))
+                parts: list[Any] = [member._predict(batch) for member in self._members]
+                return pool(parts, [1.0] * len(parts))
             split = self.head.split(self.covariance)
             for block in self._outputs(batch):
                 split.update(block)

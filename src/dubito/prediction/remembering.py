@@ -42,7 +42,7 @@ class Remembering:
         for parent in inside - drawn:
             for child in parent.children():
                 if child not in inside:
-                    child.forward = self._remembered(child, child.forward)  # type: ignore[method-assign]
+                    child.forward = self._remembered(child, child.forward)
 
     def begin_draw(self, first: bool) -> None:
         """A new draw of the same batch, or the first one of a new batch."""

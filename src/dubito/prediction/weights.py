@@ -1,8 +1,9 @@
 """Drawn weights: the draws of all posteriors of a network, fixed by a seed.
 
-Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the noise to make, and mean probabilities whose errors
-cancel to first order. Every pair has a seed of its own, so that draw number t is the same however many there are, and
-the same in every process. They are kept in memory while they fit a budget, and made again from their seeds otherwise.
+Draws come in antithetic pairs mu + sigma eps, mu - sigma eps: half the noise to make, and mean probabilities whose
+errors cancel to first order. Every pair has a seed of its own, so that draw number t is the same however many there
+are, and the same in every process. They are kept in memory while they fit a budget, and made
+again from their seeds otherwise.
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ class DrawnWeights:
         size += sum(q.mean.numel() * q.mean.dtype.itemsize for q in self._others)
         self.bytes_per_draw = size
         self._kept = self._keep() if 0 < size * samples <= memory else None
+
+    @classmethod
+    def at_mean(cls, posteriors: Sequence[Posterior]) -> DrawnWeights:
+        """One draw, which is the posterior mean."""
+        drawn = cls([], 1, 0, 0)
+        drawn._kept = {q: q.mean.detach().clone().unsqueeze(0) for q in posteriors}
+        return drawn
 
     @property
     def stacked(self) -> Weights | None:

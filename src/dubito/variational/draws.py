@@ -1,7 +1,7 @@
 """Which weights a forward pass sees: one draw of every posterior, the same wherever it is read in that pass.
 
 A pass is a call of the objective or of a network that `to_bayesian` made. Within it, the first reading of a posterior
-draws, and later ones, by the same layer or by others that share the posterior, get the same weights. Outside of any pass
+draws, and later ones, by the same layer or by others that share the posterior, get the same weights. Outside of a pass
 every reading is a fresh draw. Passes belong to their thread.
 """
 

@@ -84,7 +84,9 @@ class ELBO:
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
         """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
         head = resolve_head(model, self.head)
-        likelihoods, log_probs, divergences = [], [], []
+        likelihoods: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        divergences: list[Tensor] = []
         for _ in range(self.samples):
             with one_pass():
                 outputs = model(inputs)

@@ -4,8 +4,8 @@ A prior is given as a number (the standard deviation of a zero-mean Gaussian), a
 posterior *binds* it, which copies it and fits it to its own weights. What a bound prior needs is kept in buffers, so it
 travels with the state dict, `.to()` and deepcopy.
 
-Every prior here is a product over the weights, so KL[q || p] = -H[q] - sum_i E[log p(w_i)] needs of a posterior only its
-entropy and the distribution of each weight.
+Every prior here is a product over the weights, so KL[q || p] = -H[q] - sum_i E[log p(w_i)] needs of a posterior only
+its entropy and the distribution of each weight.
 """
 
 from __future__ import annotations

@@ -197,8 +197,8 @@ def _complaint(model: nn.Module, error: UnsupportedError) -> str:
         trace = trace.tb_next
     name = repr(names[id(where)]) if names[id(where)] else "the model itself"
     return (
-        f"method='moments' cannot follow {name} ({type(where).__name__}), which calls {error}: use method='weights', or "
-        f"one of the functions that it knows ({', '.join(sorted(RULES))})."
+        f"method='moments' cannot follow {name} ({type(where).__name__}), which calls {error}: use method='weights', "
+        f"or one of the functions that it knows ({', '.join(sorted(RULES))})."
     )
 
 

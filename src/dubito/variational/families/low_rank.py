@@ -1,8 +1,8 @@
 r"""The family ``low_rank``: a Gaussian whose covariance is a diagonal plus a matrix of low rank.
 
-With D = diag(softplus(rho)^2) and a factor U of R columns, q(w) = N(mu, D + U U'). A draw is mu + sqrt(D) eps + U z, with
-one more standard normal z for each column: all weights of the parameter move together along the columns. By the matrix
-determinant lemma log det(D + U U') = log det D + log det(1 + U' D^-1 U).
+With D = diag(softplus(rho)^2) and a factor U of R columns, q(w) = N(mu, D + U U'). A draw is mu + sqrt(D) eps + U z,
+with one more standard normal z for each column: all weights of the parameter move together along the columns. By the
+matrix determinant lemma log det(D + U U') = log det D + log det(1 + U' D^-1 U).
 """
 
 from __future__ import annotations
