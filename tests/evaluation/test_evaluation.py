@@ -220,12 +220,13 @@ def test_an_ensemble_is_the_decomposition_of_its_members_draws(bayesian: Run, fr
     found = evaluate([bayesian, frequentist], **QUICK)
     test = load("digits", "test")
     inputs = normalize(test.images, test.mean, test.std)
-    members = [Predictor(run.load(), 3, seed=number)(inputs) for number, run in enumerate((bayesian, frequentist))]
-    assert [part.samples for part in members] == [3, 1]
+    together = dubito.ensemble([bayesian.load(), frequentist.load()])
+    assert_close(found.test.prediction, Predictor(together, 3, seed=0)(inputs))
     assert found.test.members == (3, 1)
     # Every member counts as much as any other, however many draws it has.
-    assert_close(found.test.prediction, pool(members, [1.0, 1.0]))
-    assert_close(found.test.without([2]), pool([dubito.decompose(found.test.draws[:2]), members[1]], [1.0, 1.0]))
+    drawn, single = (dubito.decompose(part) for part in found.test.draws.split([3, 1]))
+    assert_close(found.test.prediction, pool([drawn, single], [1.0, 1.0]))
+    assert_close(found.test.without([2]), pool([dubito.decompose(found.test.draws[:2]), single], [1.0, 1.0]))
     assert len(found.runs) == 2
     assert found.metrics["settings"]["temperature"] is None  # of which one member has none
 
@@ -333,7 +334,7 @@ def test_data_that_changed_since_training_is_refused(tmp_path: Path):
     np.savez(path, x_train=images[:40], y_train=labels[:40], x_test=images[40:], y_test=labels[40:])
     run = make_run(tmp_path / "run", data=str(path))
     np.savez(path, x_train=images[:30], y_train=labels[:30], x_test=images[40:], y_test=labels[40:])
-    with pytest.raises(RunError, match="any more"):
+    with pytest.raises(RunError, match="has changed since"):
         evaluate(run, **QUICK)
 
 

@@ -83,6 +83,7 @@ class Trapped:
         return {row["cell"]: row["measured"] for row in rows if row["measured"] is not None}
 
 
+@pytest.mark.slow
 def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbers(smoke, tmp_path, capsys) -> None:
     grid = Trapped(tmp_path)
     # A worker is killed: its cell fails, the grid goes on. Then Ctrl-C: the grid stops, with what there is.
