@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from dubito import cli
-from dubito.training import Run
+from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen
+from dubito.paper.grid import is_finished, run_cell
+from dubito.paper.results import collect
+from dubito.paper.standins import write_standins
+from dubito.training import InterruptedTraining, Run
+
+SMOKE = BUDGETS["smoke"]
 
 # The worker imports this file too, and sets the traps: after the first epoch of a cell, signals are sent to the grid
 # and to the worker. The grid itself does not train, so it goes without the slow import.
@@ -54,6 +60,7 @@ class Trapped:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs, self.results = folder / "runs", folder / "results"
+        folder.mkdir(exist_ok=True)
         (folder / "script.py").write_text(SCRIPT)
 
     @property
@@ -84,7 +91,7 @@ class Trapped:
 
 
 @pytest.mark.slow
-def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbers(smoke, tmp_path, capsys) -> None:
+def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbers(tmp_path, capsys) -> None:
     grid = Trapped(tmp_path)
     # A worker is killed: its cell fails, the grid goes on. Then Ctrl-C: the grid stops, with what there is.
     first = grid.run(lenet5_mnist_vi=(0, signal.SIGKILL), lenet5_mnist_frequentist=(signal.SIGINT, 0))
@@ -113,8 +120,13 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbe
     assert grid.finished == sorted([VI, TWIN, DROPOUT])
     assert grid.stamps(*done) == before
     assert [row["epoch"] for row in Run.open(grid.runs / DROPOUT).metrics()] == [1, 2]
-    rows = json.loads((smoke.results / "table1.json").read_text())["rows"]
-    assert grid.measured() == {row["cell"]: row["measured"] for row in rows if row["cell"] in grid.finished}
+
+    undisturbed = Trapped(tmp_path / "undisturbed")
+    write_standins(undisturbed.runs / "data")
+    for cell in chosen([Experiment.TABLE1], SMOKE, "model=lenet5,data=mnist"):
+        run_cell(cell, SMOKE, undisturbed.runs, lambda doing, share: None)
+    collect(Experiment.TABLE1, SMOKE, undisturbed.runs, undisturbed.results)
+    assert grid.measured() == undisturbed.measured()
 
 
 def _wait_for_the_end_of(pid: int) -> None:
@@ -131,31 +143,22 @@ def _wait_for_the_end_of(pid: int) -> None:
 
 @pytest.mark.parametrize("leftover", ["environment.json", ".config.yaml.x1y2"])
 def test_a_folder_that_was_only_begun_is_begun_again(tmp_path, leftover) -> None:
-    from dubito.paper.cells import BUDGETS, Cell
-    from dubito.paper.grid import is_finished, run_cell
-    from dubito.paper.standins import write_standins
-
     cell = Cell("lenet5", "mnist", "frequentist")
     write_standins(tmp_path / "data")
     (tmp_path / cell.name).mkdir()
     (tmp_path / cell.name / leftover).write_text("{}")
     heard = []
-    run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: heard.append((doing, share)))
+    run_cell(cell, SMOKE, tmp_path, lambda doing, share: heard.append((doing, share)))
     assert is_finished(tmp_path / cell.name)
     assert heard[-1] == ("evaluating", 1.0)
     assert ("epoch 1/2", 0.125) in heard
 
 
 def test_no_epoch_is_begun_after_the_deadline(tmp_path) -> None:
-    from dubito.paper.cells import BUDGETS, Cell
-    from dubito.paper.grid import is_finished, run_cell
-    from dubito.paper.standins import write_standins
-    from dubito.training import InterruptedTraining
-
     cell = Cell("lenet5", "mnist", "frequentist")
     write_standins(tmp_path / "data")
     with pytest.raises(InterruptedTraining, match="Time is up"):
-        run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: None, deadline=time.time())
+        run_cell(cell, SMOKE, tmp_path, lambda doing, share: None, deadline=time.time())
     assert Run.open(tmp_path / cell.name).read_checkpoint("last")[1]["progress"] == {"epoch": 1, "batch": 0}
-    run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: None)
+    run_cell(cell, SMOKE, tmp_path, lambda doing, share: None)
     assert is_finished(tmp_path / cell.name)
