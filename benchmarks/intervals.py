@@ -86,7 +86,7 @@ def compared(
         seeds = (FIRST_SEED + 2 * pair, FIRST_SEED + 2 * pair + 1)
         draws = [drawn(network, images, samples, seed) for seed in seeds]
         for size in sizes:
-            one, two = (measured(part(found[:, :size], labels[:size]), bootstrap, pair) for found in draws)
+            one, two = (measured(part(found[:, :size], labels[:size]), bootstrap, pair, ranked=()) for found in draws)
             difference = two.minus(one, same_draws=False)
             alone = Measurement(difference.names, difference.estimates, difference.replicates, (), True)
             for metric in METRICS:

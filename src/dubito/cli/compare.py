@@ -106,7 +106,7 @@ def _evaluation(
 ) -> Evaluation:
     """The stored evaluation of a folder if it has the same settings, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
-    from dubito.evaluation.storage import kept_settings
+    from dubito.evaluation.evaluation import kept_settings
 
     is_run = (folder / "config.yaml").exists()
     stored: Evaluation | None = None

@@ -118,7 +118,7 @@ def compare(
     if len(titles) != len(evaluations):
         raise OptionError(f"There are {len(titles)} names for {len(evaluations)} evaluations.")
     _require_same_images(evaluations, titles)
-    found = [measured(evaluation.test, bootstrap, seed) for evaluation in evaluations]
+    found = [measured(evaluation.test, bootstrap, seed, [RANKED_BY]) for evaluation in evaluations]
     apart = [
         part.minus(found[0], same_draws=_same_draws(evaluation, evaluations[0]))
         for part, evaluation in zip(found, evaluations, strict=True)

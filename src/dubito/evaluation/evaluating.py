@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from dubito.data import DATASETS, Dataset, open_dataset
 from dubito.errors import DubitoWarning, OptionError, RunError, ShapeError
-from dubito.evaluation.evaluation import Evaluated, Evaluation
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.images import held_out_images, own_test_images, place_of, test_images
 from dubito.evaluation.noise import noise_level, noisy_batches
 from dubito.evaluation.storage import fingerprint

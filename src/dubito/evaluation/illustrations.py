@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
-from dubito.evaluation.evaluation import Evaluated, Evaluation
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
 from dubito.evaluation.style import COLUMN
 from dubito.evaluation.thumbnails import choose_points

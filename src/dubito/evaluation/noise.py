@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito.data import add_pixel_noise, normalize
 from dubito.evaluation import metrics
+from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import measure
 from dubito.evaluation.statistics import MEANS, MeanUncertainties
 from dubito.runs.run import Run
-
-if TYPE_CHECKING:
-    from dubito.evaluation.evaluation import Evaluated
 
 __all__ = ["NoiseLevel", "noise_level", "noisy_batches"]
 

@@ -17,11 +17,10 @@ import torch
 from dubito import __version__
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.evaluating import evaluate
-from dubito.evaluation.evaluation import Evaluation
+from dubito.evaluation.evaluation import Evaluation, kept_settings
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
-from dubito.evaluation.storage import kept_settings
 from dubito.files import write_atomically
 from dubito.runs.run import Run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +24,14 @@ class Statistics(Sampled):
 
     How well an uncertainty finds mistakes is named ``errors/UNCERTAINTY/auroc`` and ``errors/UNCERTAINTY/aurc``. The
     bins of the calibration errors stay those of all images in every resample.
+
+    Args:
+        prediction: of the images.
+        labels: (N,) their true classes.
+        ranked: the uncertainties that are to find mistakes; they take most of the time.
     """
 
-    def __init__(self, prediction: Prediction, labels: Tensor) -> None:
+    def __init__(self, prediction: Prediction, labels: Tensor, ranked: Sequence[str] = metrics.UNCERTAINTIES) -> None:
         self.count = len(labels)
         self.scores = metrics.uncertainties(prediction)
         self.errors = ~metrics.hits(prediction.probs, labels)
@@ -41,15 +48,15 @@ class Statistics(Sampled):
             F.one_hot(metrics.bin_of(prediction.confidence, equal_mass=equal), metrics.BINS) * gap.unsqueeze(1)
             for equal in (False, True)
         ]
-        self._rankings = {name: Ranking(score, self.errors) for name, score in self.scores.items()}
-        ranked = [f"errors/{name}/{what}" for name in self.scores for what in ("auroc", "aurc")]
-        self.names = [*shares, *CALIBRATION_ERRORS, *ranked]
+        self._rankings = [Ranking(self.scores[name], self.errors) for name in ranked]
+        found = [f"errors/{name}/{what}" for name in ranked for what in ("auroc", "aurc")]
+        self.names = [*shares, *CALIBRATION_ERRORS, *found]
 
     def values(self, weights: Tensor) -> Tensor:
         """(statistics, B) for weights (B, N)."""
         means = self._shares.to(weights.dtype) @ weights.T / self.count
         errors = [(weights @ gap.to(weights.dtype)).abs().sum(1) / self.count for gap in self._gaps]
-        ranked = [value for ranking in self._rankings.values() for value in ranking.statistics(weights)]
+        ranked = [value for ranking in self._rankings for value in ranking.statistics(weights)]
         return torch.cat([means, torch.stack([*errors, *ranked])])
 
 

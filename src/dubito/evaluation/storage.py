@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,43 +21,42 @@ import torch
 from torch import Tensor
 
 from dubito.errors import RunError
-from dubito.evaluation.evaluation import Evaluated, Evaluation
-from dubito.evaluation.images import found_at, images_again
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.images import images_again
 from dubito.evaluation.noise import NoiseLevel
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
 
-__all__ = ["fingerprint", "kept_settings", "load", "save"]
+__all__ = ["fingerprint", "read", "write"]
 
 FILE = "evaluation"
 """The name of both files, without suffix."""
 _STORED = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
 
 
-def save(evaluation: Evaluation, folder: str | os.PathLike[str]) -> None:
-    """Write both files into `folder`, each atomically."""
-    from safetensors.torch import save as to_bytes
+def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
+    """Write the fields of an evaluation into `folder`, each of the two files atomically."""
+    from safetensors.torch import save
 
     folder = Path(folder)
-    parts = _parts(evaluation)
+    parts: dict[str, Evaluated] = {"test": fields["test"], "validation": fields["validation"]}
+    parts |= {f"ood/{name}": part for name, part in fields["ood"].items()}
     content = {
-        "runs": [os.path.relpath(run.path.resolve(), folder.resolve()) for run in evaluation.runs],
-        "class_names": evaluation.class_names,
+        "runs": [os.path.relpath(run.path.resolve(), folder.resolve()) for run in fields["runs"]],
         "parts": {key: _describe(part) for key, part in parts.items()},
-        "noise": [asdict(level) for level in evaluation.noise],
-        "metrics": evaluation.metrics,
-        "seconds": evaluation.seconds,
+        "noise": [asdict(level) for level in fields["noise"]],
+        **{name: fields[name] for name in ("class_names", "metrics", "seconds")},
     }
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     tensors = {name: tensor for key, part in parts.items() for name, tensor in _tensors(key, part).items()}
     # The digest tells whether both files are of one evaluation: a process may end between the two.
-    write_atomically(folder / f"{FILE}.safetensors", to_bytes(tensors, {"json": _digest(text)}))
+    write_atomically(folder / f"{FILE}.safetensors", save(tensors, {"json": _digest(text)}))
     write_atomically(folder / f"{FILE}.json", text)
 
 
-def load(folder: str | os.PathLike[str], *, images: bool = True) -> Evaluation:
-    """The evaluation in a folder; without its images, no data set is needed."""
+def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, Any]:
+    """The fields of the evaluation in a folder; without its images, no data set is needed."""
     folder = Path(folder)
     content, tensors = _read(folder)
     try:
@@ -66,25 +66,20 @@ def load(folder: str | os.PathLike[str], *, images: bool = True) -> Evaluation:
         for key, part in content["parts"].items():
             again = images_again(part["name"], runs, places) if images else None
             parts[key] = _stored(part, tensors, key, again)
-        return Evaluation(
-            runs=runs,
-            class_names=tuple(content["class_names"]),
-            test=parts.pop("test"),
-            validation=parts.pop("validation"),
-            ood={key.removeprefix("ood/"): part for key, part in parts.items()},
-            noise=tuple(map(NoiseLevel.from_dict, content["noise"])),
-            metrics=content["metrics"],
-            seconds=content["seconds"],
-        )
+        return {
+            "runs": runs,
+            "class_names": tuple(content["class_names"]),
+            "test": parts.pop("test"),
+            "validation": parts.pop("validation"),
+            "ood": {key.removeprefix("ood/"): part for key, part in parts.items()},
+            "noise": tuple(map(NoiseLevel.from_dict, content["noise"])),
+            "metrics": content["metrics"],
+            "seconds": content["seconds"],
+        }
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RunError(
             f"{folder / FILE}.json is not an evaluation of this version ({error!r}); run dubito evaluate again."
         ) from None
-
-
-def _parts(evaluation: Evaluation) -> dict[str, Evaluated]:
-    parts = {"test": evaluation.test, "validation": evaluation.validation}
-    return parts | {f"ood/{name}": part for name, part in evaluation.ood.items()}
 
 
 def _describe(part: Evaluated) -> dict[str, Any]:
@@ -139,16 +134,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return content, {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
         raise RunError(f"{folder / FILE}.* is damaged ({error}); run dubito evaluate again.") from None
-
-
-def kept_settings(stored: Evaluation) -> dict[str, Any]:
-    """The options of `evaluate` that make another evaluation like a stored one."""
-    settings = stored.metrics["settings"]
-    places = settings.get("places", {})
-    names = ("samples", "seed", "checkpoint", "coverage", "bootstrap", "batch_size", "noise_images")
-    kept: dict[str, Any] = {name: settings[name] for name in names}
-    kept |= {"data": found_at(settings["data"], places), "ood": [found_at(name, places) for name in stored.ood]}
-    return kept | {"noise": [level.gamma for level in stored.noise]}
 
 
 def fingerprint(run: Run, checkpoint: str) -> str:

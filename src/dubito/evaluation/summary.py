@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, ConformalMethod, fit_temperature, set_metrics, temper
+from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import Measurement, measure
 from dubito.evaluation.statistics import Separations, Statistics
-
-if TYPE_CHECKING:
-    from dubito.evaluation.evaluation import Evaluated
 
 __all__ = ["measured", "plain", "summarize"]
 
@@ -74,11 +72,14 @@ def summarize(
     }
 
 
-def measured(part: Evaluated, bootstrap: int, seed: int) -> Measurement:
-    """Every metric of labelled images with what its interval is made of; paired with that of other networks."""
+def measured(part: Evaluated, bootstrap: int, seed: int, ranked: Sequence[str] = metrics.UNCERTAINTIES) -> Measurement:
+    """Every metric of labelled images with what its interval is made of; paired with that of other networks.
+
+    `ranked` are the uncertainties that are to find mistakes.
+    """
     labels = part.labels
     assert labels is not None
-    return measure(lambda left_out: Statistics(part.without(left_out), labels), part.units, bootstrap, seed)
+    return measure(lambda left_out: Statistics(part.without(left_out), labels, ranked), part.units, bootstrap, seed)
 
 
 def _errors(statistics: Statistics, measurement: Measurement) -> dict[str, dict[str, Any]]:

@@ -162,9 +162,9 @@ def batch_aleatoric(outputs: Tensor, axis: str) -> Tensor:
     >>> batch_aleatoric(torch.zeros(1000, 10), "batch")[0]
     tensor(0.0010)
     """
-    import dubito
+    from dubito.heads import softplus_normalize
 
-    p = dubito.softplus_normalize(outputs, {"classes": 1, "batch": 0}[axis])
+    p = softplus_normalize(outputs, {"classes": 1, "batch": 0}[axis])
     return (p - p.square()).mean(1)
 
 
