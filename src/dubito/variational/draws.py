@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass", "remembered"]
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "note_use", "one_pass", "open_pass", "remembered"]
 
 
 class Pass:
@@ -30,6 +30,7 @@ class Pass:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
         self.values: dict[Posterior, Tensor] = {}
+        self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -70,6 +71,12 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     """The forward hook that ends what :func:`open_pass` began."""
     if not torch.compiler.is_compiling() and _thread.owner is module:
         _thread.current = _thread.owner = None
+
+
+def note_use(posterior: Posterior) -> None:
+    """Say that the pass under way computes with this posterior."""
+    if not torch.compiler.is_compiling() and _thread.current is not None:
+        _thread.current.used.add(posterior)
 
 
 def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:

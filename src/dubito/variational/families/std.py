@@ -51,11 +51,10 @@ class StdPosterior(DiagonalPosterior):
 
     def kl_divergence(self) -> Tensor:
         """KL[q || p]; against a Gaussian prior with one scale, by a kernel where there is one."""
-        if isinstance(self.prior, GaussianPrior):
-            if kernels.find("std", self.rho) is not None:
-                arguments = (self.mean, self.rho, self._std_values(), self.prior.mean, self.prior.std)
-                kernel = kernels.find("gaussian_kl", *arguments)
-                if kernel is not None:
-                    divergence: Tensor = kernel(*arguments)
-                    return divergence
+        if isinstance(self.prior, GaussianPrior) and kernels.find("std", self.rho) is not None:
+            arguments = (self.mean, self.rho, self._std_values(), self.prior.mean, self.prior.std)
+            kernel = kernels.find("gaussian_kl", *arguments)
+            if kernel is not None:
+                divergence: Tensor = kernel(*arguments)
+                return divergence
         return super().kl_divergence()
