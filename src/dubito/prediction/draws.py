@@ -190,6 +190,7 @@ class LocalDraws(Draws):
         draws = bool(posteriors(model)) or bool(drawn_dropout(model, dropout))
         self.samples = samples if draws else 1
         self._seeds = seeds_of(seed, self.samples)
+        self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
         self._dropout = dropout
@@ -199,11 +200,11 @@ class LocalDraws(Draws):
         """One draw after the other."""
         given = _Unchanged(batch)
         with self._workers.one() as (network, noise, masks):
-            for seed in self._seeds:
+            for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):
                 generator = torch.Generator("cpu").manual_seed(seed)
                 noise.generator = generator
                 if masks is not None:
-                    masks.begin_draw(seed)
+                    masks.begin_draw(mask_seed)
                 with one_pass(generator), forced(network, noise):
                     outputs = network(given())
                 yield checked(outputs, batch, network).unsqueeze(0)
