@@ -142,7 +142,9 @@ class _Worker:
         for part in masked:
             part.fix = True
         with torch.no_grad():
-            self.network(example)
+            self.network(example.clone())
+        for part in masked:
+            part.fix = False
 
     def stacked(self, batch: Tensor, weights: Weights) -> Tensor | None:
         """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""

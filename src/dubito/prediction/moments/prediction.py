@@ -42,7 +42,7 @@ from dubito.prediction.moments.linear import Weights
 from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
 from dubito.prediction.workers import Workers
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import Posterior
+from dubito.variational.posterior import Posterior, posteriors
 
 __all__ = ["LogitMoments", "MomentDraws", "Propagate", "logit_moments"]
 
@@ -84,11 +84,12 @@ class MomentDraws(Draws):
     ) -> None:
         if points < 2:
             raise OptionError(f"points is {points}, but method='moments' needs at least 2.")
-        self.samples = points
+        drops = drawn_dropout(model, dropout)
+        self.samples = points + points % 2 if drops or posteriors(model) else 1
         self._logits = sys.maxsize if every_logit else LOGITS
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
-        self._drops = [name for name, part in model.named_modules() if part in drawn_dropout(model, dropout)]
+        self._drops = [name for name, part in model.named_modules() if part in drops]
         self._workers = Workers(self._make_worker)
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
