@@ -67,20 +67,20 @@ class WeightDraws(Draws):
         network, slots = plain_network(model, share=share)
         self._prototype = (network.eval().requires_grad_(False), slots)
         self._dropout = dropout
-        self._workers = Workers(self._make_worker)
+        self._workers: Workers[_Worker] = Workers()
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """All draws at once for few images of a small network, otherwise one after the other."""
         small = self.weights.bytes_per_draw <= SMALL_DRAW
         if self._stacks and len(batch) <= FEW_IMAGES and small:
-            with self._workers.one() as worker:
+            with self._workers.one(self._make_worker) as worker:
                 stacked = worker.stacked(batch, self.weights.stacked or {})
             if stacked is not None:
                 yield stacked
                 return
             self._stacks = False  # something in the network cannot be batched
-        with self._workers.one() as worker:
+        with self._workers.one(self._make_worker) as worker:
             yield from worker.one_by_one(batch, self.weights, self._mask_seeds)
 
     def networks(self, example: Tensor | None = None) -> list[nn.Module]:
@@ -123,13 +123,21 @@ class _Worker:
     def one_by_one(self, batch: Tensor, weights: DrawnWeights, seeds: list[int]) -> Iterator[Tensor]:
         given = _Unchanged(batch)
         draws: Iterator[Weights] = iter(weights)
-        for number, seed in enumerate(seeds):
-            fill(self.slots, next(draws, {}))
-            if self._masks is not None:
-                self._masks.begin_draw(seed)
-            if self._memory is not None:
-                self._memory.begin_draw(first=number == 0)
-            yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        try:
+            for number, seed in enumerate(seeds):
+                fill(self.slots, next(draws, {}))
+                if self._masks is not None:
+                    self._masks.begin_draw(seed)
+                if self._memory is not None:
+                    self._memory.begin_draw(first=number == 0)
+                yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep neither weights nor what a batch left behind: their memory must not wait for the garbage collector."""
+        for module, name, _ in self.slots:
+            module._parameters[name] = None
         if self._memory is not None:
             self._memory.forget()
 
@@ -163,8 +171,7 @@ class _Worker:
         except (RuntimeError, TypeError, ValueError):  # changes in place, or decisions by values
             return None
         finally:
-            if self._memory is not None:
-                self._memory.forget()
+            self._let_go()
         return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
 
 
@@ -196,12 +203,12 @@ class LocalDraws(Draws):
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
         self._dropout = dropout
-        self._workers = Workers(self._make_worker)
+        self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One draw after the other."""
         given = _Unchanged(batch)
-        with self._workers.one() as (network, noise, masks):
+        with self._workers.one(self._make_worker) as (network, noise, masks):
             for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):
                 generator = torch.Generator("cpu").manual_seed(seed)
                 noise.generator = generator

@@ -90,14 +90,13 @@ class MomentDraws(Draws):
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
         self._drops = [name for name, part in model.named_modules() if part in drops]
-        self._workers = Workers(self._make_worker)
+        self._workers: Workers[tuple[nn.Module, Propagate]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One block of points (T, N, C)."""
-        with self._workers.one() as (network, propagate):
-            moments = logit_moments(
-                network, batch.clone(), propagate, logits=self._logits
-            )  # it may be changed in place
+        with self._workers.one(self._make_worker) as (network, propagate):
+            given = batch.clone()  # it may be changed in place
+            moments = logit_moments(network, given, propagate, logits=self._logits)
         if not bool(moments.mean.isfinite().all()):
             raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(self._prototype)}")
         yield moments.points(self.samples)
