@@ -55,9 +55,10 @@ pass, and the last column what is left of the noise of the means after a given t
 
 {tables(moments, results["moments"])}
 
-`route="loop"` draws every output by itself, as training with `local` does; *of weights* are draws of the weights, the
-default for 32 images or more, in which the positions of a convolution share their weights. The row *half of* compares
-two halves of the reference with each other.
+The reference and the rows *draws* are draws of activations (`method="local"`): every output is drawn by itself, as
+training with `local` does. *Of weights* are draws of the weights (`method="weights"`, the default), in which the
+positions of a convolution share their weights, as the posterior says. The row *half of* compares two halves of the
+reference with each other.
 
 {prediction(results["moments"])}
 
@@ -112,8 +113,9 @@ def prediction(results: list[dict[str, Any]]) -> str:
     return (
         f"Moments come closer to the mean probabilities than 100 draws do {nearer}; they order images by epistemic "
         f"uncertainty as draws do (Spearman {min(ranks):.4f} at the least) and find {numbers(ratios)} times as much of "
-        f"it. Draws of the weights find {numbers(weights)} times as much as the reference: both are right about their "
-        "own posterior over outputs, so compare images by one way only."
+        f"it. Draws of the weights find {numbers(weights)} times as much as the reference: they are draws of the "
+        "posterior, while `local` and `moments` treat the positions of a convolution as independent. Compare images by "
+        "one method only."
     )
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import dubito
 from dubito.estimators import Estimator, Flipout, Local, Weight
 from dubito.files import write_atomically
-from dubito.heads import ClassificationHead, categorical_log_likelihood, resolve_head
+from dubito.heads import Head, resolve_head
 from dubito.runs.run import Run
 from dubito.training import ImageData
 
@@ -84,7 +84,6 @@ def measure(run: Run, batches: int, draws: int) -> dict[str, Any]:
         seed=run.config.seed,
     )
     head = resolve_head(model)
-    assert isinstance(head, ClassificationHead)
     torch.manual_seed(0)
     relative: dict[str, list[tuple[float, float]]] = {name: [] for name in ESTIMATORS}
     times: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
@@ -116,11 +115,11 @@ def measure(run: Run, batches: int, draws: int) -> dict[str, Any]:
 
 
 def likelihood_gradients(
-    model: nn.Module, head: ClassificationHead, estimator: Estimator, images: Tensor, labels: Tensor
+    model: nn.Module, head: Head, estimator: Estimator, images: Tensor, labels: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """The gradient of the mean negative log-likelihood, by the names of the parameters."""
     with dubito.estimator(model, estimator):
-        loss = -categorical_log_likelihood(head.log_probs(model(images)), labels).mean()
+        loss = -head.log_likelihood(model(images), labels).mean()
     names, parameters = zip(*model.named_parameters(), strict=True)
     return zip(names, torch.autograd.grad(loss, parameters), strict=True)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/moments.py RUN [RUN ...] [--images 512] [--draws 1000] [--noise 0.2] [--out FILE.json]
 
-The reference is a prediction by `--draws` draws of each layer's own estimator (route ``loop``), on clean test images
-and on the same ones with noise. Its own error shows in the row that compares one half of it with the other; a further
-row has 100 draws of the weights themselves, whose positions are not independent. Costs are medians with
+The reference is a prediction by `--draws` draws of activations (method ``local``), on clean test images and on the same
+ones with noise. Its own error shows in the row that compares one half of it with the other; a further row has 100 draws
+of the weights, whose positions are not independent. Costs are medians with
 quartiles of a batch of 128 images, in turns in one process; the forward pass is that of the posterior means. `--out`
 writes the results for docs/choosing.md.
 """
@@ -23,11 +23,8 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import normalize, open_dataset, with_channels
-from dubito.evaluation import pool
 from dubito.files import write_atomically
-from dubito.heads import ClassificationHead, resolve_head
-from dubito.prediction import Prediction
-from dubito.prediction.moments import Propagate, predict_moments
+from dubito.prediction import Prediction, Predictor, pool
 from dubito.runs.run import Run
 
 COLUMNS = ("probabilities, mean abs. difference", "aleatoric, ratio", "epistemic, ratio", "epistemic, Spearman")
@@ -86,19 +83,12 @@ def compare(model: nn.Module, images: Tensor, draws: int) -> dict[str, tuple[flo
     }
 
 
-def by_draws(model: nn.Module, images: Tensor, samples: int, seed: int, route: str = "loop") -> Prediction:
-    generator = torch.Generator().manual_seed(seed)
-    return dubito.predict(model, images, samples, generator=generator, batch_size=BATCH, route=route)
+def by_draws(model: nn.Module, images: Tensor, samples: int, seed: int, method: str = "local") -> Prediction:
+    return Predictor(model, samples, method, seed, batch_size=BATCH)(images)
 
 
 def by_moments(model: nn.Module, images: Tensor) -> Prediction:
-    return dubito.predict(model, images, method="moments", batch_size=BATCH)
-
-
-def head_of(model: nn.Module) -> ClassificationHead:
-    head = resolve_head(model)
-    assert isinstance(head, ClassificationHead)
-    return head
+    return Predictor(model, method="moments", batch_size=BATCH)(images)
 
 
 def closeness(prediction: Prediction, reference: Prediction) -> tuple[float, ...]:
@@ -117,7 +107,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 @torch.no_grad()
 def cost(model: nn.Module, batch: Tensor) -> dict[str, dict[str, Any]]:
-    head, propagate = head_of(model), Propagate()
+    kept = Predictor(model, method="moments", batch_size=BATCH)
 
     def forward() -> None:
         with dubito.estimator(model, "mean"):
@@ -125,9 +115,9 @@ def cost(model: nn.Module, batch: Tensor) -> dict[str, dict[str, Any]]:
 
     ways = {
         "forward pass": forward,
-        "one draw": lambda: dubito.predict(model, batch, 1, batch_size=BATCH, route="loop"),
-        "moments, one batch": lambda: predict_moments(model, batch, head),
-        "moments, each further batch": lambda: predict_moments(model, batch, head, propagate=propagate),
+        "one draw": lambda: by_draws(model, batch, 1, 0),
+        "moments, one batch": lambda: by_moments(model, batch),
+        "moments, each further batch": lambda: kept(batch),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for repetition in range(REPETITIONS + 2):

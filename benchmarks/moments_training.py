@@ -98,7 +98,7 @@ def evaluate(model: nn.Module, data: ImageData) -> tuple[float, float]:
     """NLL and accuracy on the validation part."""
     probs, labels = [], []
     for images, truth in data.batches(data.validation_part, train=False):
-        probs.append(dubito.predict(model, images, 20, generator=torch.Generator().manual_seed(0)).probs)
+        probs.append(dubito.Predictor(model, 20, seed=0)(images).probs)
         labels.append(truth)
     mean, truth = torch.cat(probs), torch.cat(labels)
     nll = -categorical_log_likelihood(mean.clamp_min(1e-12).log(), truth).mean()

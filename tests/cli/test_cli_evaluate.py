@@ -126,7 +126,7 @@ def test_a_run_that_cannot_be_written_is_compared_and_not_kept(
     def refuse(path: Path, content: object) -> None:
         raise error
 
-    monkeypatch.setattr("dubito.evaluation.evaluation.write_atomically", refuse)
+    monkeypatch.setattr("dubito.evaluation.storage.write_atomically", refuse)
     result = dubito("compare", run, other, "--samples", 1, "--bootstrap", 10)
     assert result.code == 0, result.err
     assert "Differences from" in result.out

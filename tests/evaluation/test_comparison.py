@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,14 +16,19 @@ from dubito.training import Run
 LABELS = torch.randint(4, (600,), generator=torch.Generator().manual_seed(0))
 
 
-def made(run: Run, skill: float, seed: int, labels: torch.Tensor = LABELS, name: str = "made/test") -> Evaluation:
+def made(
+    run: Run, skill: float, seed: int, labels: torch.Tensor = LABELS, name: str = "made/test", keep: bool = False
+) -> Evaluation:
     """An evaluation whose probabilities favour the truth by `skill`; the same seed gives the same hard images."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, len(labels), 4, generator=generator) / 3 + torch.randn(len(labels), 4, generator=generator)
+    if keep:  # what a draw does to all images alike
+        logits += torch.randn(3, 1, 4, generator=generator) / 3
     logits += skill * torch.nn.functional.one_hot(labels, 4)
     images = torch.zeros(len(labels), 1, 32, 32, dtype=torch.uint8)
-    part = Evaluated(name, images, labels, dubito.decompose(logits.softmax(2)))
-    return Evaluation((run,), tuple("abcd"), part, part, {}, (), {})
+    draws = logits.softmax(2)
+    part = Evaluated(name, images, labels, dubito.decompose(draws), draws if keep else None, (3,))
+    return Evaluation((run,), tuple("abcd"), part, part, {}, (), {"settings": {"seed": seed}})
 
 
 def test_the_best_value_and_the_sign_of_differences(bayesian: Run):
@@ -61,6 +67,18 @@ def test_paired_intervals_are_those_of_normal_theory_for_the_paired_difference(b
     # 6 standard errors of the quantiles of 4,000 replicates, and the steps of 1/600 in which accuracy moves.
     assert (high - low) / 2 == pytest.approx(1.96 * paired, abs=0.25 * paired + 1 / 600)
     assert paired < unpaired / 2
+
+
+def test_kept_draws_widen_the_intervals_of_differences(bayesian: Run):
+    pair = [made(bayesian, 1.5, seed, keep=True) for seed in (1, 2)]
+    forgotten = [replace(each, test=replace(each.test, draws=None)) for each in pair]
+    kept, images = (compare(each, ["a", "b"], bootstrap=200) for each in (pair, forgotten))
+    for row, alone in zip(kept.rows, images.rows, strict=True):
+        assert row.values == alone.values
+        (low, high), (inner_low, inner_high) = row.difference_intervals[1], alone.difference_intervals[1]
+        assert low <= inner_low <= inner_high <= high
+    (low, high), (inner_low, inner_high) = (found["epistemic"].difference_intervals[1] for found in (kept, images))
+    assert high - low > inner_high - inner_low
 
 
 def test_different_images_cannot_be_compared(bayesian: Run):

@@ -12,8 +12,10 @@ from evaluation_runs import make_run
 
 import dubito
 from dubito.data import load, normalize, open_dataset, split_validation
-from dubito.errors import DataError, DubitoWarning, OptionError, RunError
-from dubito.evaluation import Evaluation, evaluate, metrics, pool
+from dubito.errors import DataError, DubitoWarning, OptionError, RunError, ShapeError
+from dubito.evaluation import Evaluated, Evaluation, evaluate, metrics
+from dubito.evaluation.noise import noisy_batches
+from dubito.prediction import Predictor, pool
 from dubito.training import Run
 
 QUICK = {"samples": 3, "bootstrap": 50, "noise": (0.0, 0.3), "noise_images": 100}
@@ -45,11 +47,20 @@ def same(first: dubito.Prediction, second: dubito.Prediction) -> bool:
     )
 
 
+def assert_close(first: dubito.Prediction, second: dubito.Prediction) -> None:
+    assert first.samples == second.samples
+    for name in ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(first, name), getattr(second, name), atol=1e-5, rtol=1e-4)
+
+
 def test_the_test_images_are_predicted_as_predict_does_it(bayesian: Run, evaluation: Evaluation):
     test = load("digits", "test")
     inputs = normalize(test.images, test.mean, test.std)
-    expected = dubito.predict(bayesian.load(), inputs, 3, generator=torch.Generator().manual_seed(0))
-    assert same(evaluation.test.prediction, expected)
+    predictor = Predictor(bayesian.load(), 3, seed=0)
+    expected = predictor(inputs)
+    assert_close(evaluation.test.prediction, expected)
+    torch.testing.assert_close(evaluation.test.draws[:, :200], predictor.draws(inputs[:200]))
+    assert evaluation.test.members == (3,)
     assert evaluation.test.name == "digits/test"
     assert torch.equal(evaluation.test.images, test.images)
     assert torch.equal(evaluation.test.labels, test.labels)
@@ -90,6 +101,7 @@ def test_metrics_are_whole_and_plain_json(evaluation: Evaluation, other: str):
     settings = found["settings"]
     assert (settings["samples"], settings["data"], settings["temperature"]) == (3, "digits", 0.05)
     assert settings["runs"][0]["model"] == "lenet5"
+    assert settings["intervals_cover"] == "images and draws"
     assert 0 < evaluation.seconds["forward"] < evaluation.seconds["total"]
 
 
@@ -113,10 +125,8 @@ def test_noise_raises_the_uncertainty_and_level_0_is_the_clean_images(evaluation
 
 def test_noise_is_added_to_pixels_between_0_and_1(bayesian: Run):
     """Noise of standard deviation gamma in [0, 1] is gamma / std after normalisation."""
-    from dubito.evaluation.evaluation import _Job
-
-    job = _Job(torch.full((64, 1, 32, 32), 128, dtype=torch.uint8), 0.2)
-    batches = torch.cat(list(job.batches(bayesian, 16, 0, lambda count: None)))
+    images = torch.full((64, 1, 32, 32), 128, dtype=torch.uint8)
+    batches = torch.cat(list(noisy_batches(images, bayesian, 0.2, size=16, seed=0)))
     pixels = batches * bayesian.data.std[0] + bayesian.data.mean[0]
     count = pixels.numel()
     assert float(pixels.mean()) == pytest.approx(128 / 255, abs=5 * 0.2 / count**0.5)
@@ -145,14 +155,17 @@ def test_saving_and_loading_is_exact(evaluation: Evaluation, tmp_path: Path):
         assert one.name == two.name
         assert torch.equal(one.images, two.images)
         assert same(one.prediction, two.prediction)
+        assert (one.members, one.unit) == (two.members, two.unit)
         assert (one.labels is None and two.labels is None) or torch.equal(one.labels, two.labels)
+        if one.labels is not None:
+            assert torch.equal(one.draws, two.draws)
     assert loaded.is_current
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.json", "evaluation.safetensors"]
 
 
 def test_loading_without_images_needs_no_data_set(evaluation: Evaluation, tmp_path: Path, monkeypatch):
     evaluation.save(tmp_path)
-    monkeypatch.setattr("dubito.evaluation.evaluation.open_dataset", None)
+    monkeypatch.setattr("dubito.evaluation.images.open_dataset", None)
     loaded = Evaluation.load(tmp_path, images=False)
     assert len(loaded.test) == len(evaluation.test)
     assert len(loaded.test.images) == 0
@@ -207,14 +220,13 @@ def test_an_ensemble_is_the_decomposition_of_its_members_draws(bayesian: Run, fr
     found = evaluate([bayesian, frequentist], **QUICK)
     test = load("digits", "test")
     inputs = normalize(test.images, test.mean, test.std)
-    drawn = []
-    for member, run in enumerate((bayesian, frequentist)):
-        network = run.load()
-        single = dubito.predict(network, inputs, 3, generator=torch.Generator().manual_seed(member))
-        drawn.append(single)
-    assert [part.samples for part in drawn] == [3, 1]
-    assert found.test.prediction.samples == 4
-    torch.testing.assert_close(found.test.prediction.probs, (3 * drawn[0].probs + drawn[1].probs) / 4)
+    together = dubito.ensemble([bayesian.load(), frequentist.load()])
+    assert_close(found.test.prediction, Predictor(together, 3, seed=0)(inputs))
+    assert found.test.members == (3, 1)
+    # Every member counts as much as any other, however many draws it has.
+    drawn, single = (dubito.decompose(part) for part in found.test.draws.split([3, 1]))
+    assert_close(found.test.prediction, pool([drawn, single], [1.0, 1.0]))
+    assert_close(found.test.without([2]), pool([dubito.decompose(found.test.draws[:2]), single], [1.0, 1.0]))
     assert len(found.runs) == 2
     assert found.metrics["settings"]["temperature"] is None  # of which one member has none
 
@@ -222,6 +234,7 @@ def test_an_ensemble_is_the_decomposition_of_its_members_draws(bayesian: Run, fr
 def test_frequentist_networks_have_no_epistemic_uncertainty(frequentist: Run):
     found = evaluate(frequentist, **QUICK).metrics
     assert found["epistemic"] == 0
+    assert found["settings"]["intervals_cover"] == "images"
     assert found["errors"]["epistemic"]["auroc"] == 0.5
 
 
@@ -321,31 +334,34 @@ def test_data_that_changed_since_training_is_refused(tmp_path: Path):
     np.savez(path, x_train=images[:40], y_train=labels[:40], x_test=images[40:], y_test=labels[40:])
     run = make_run(tmp_path / "run", data=str(path))
     np.savez(path, x_train=images[:30], y_train=labels[:30], x_test=images[40:], y_test=labels[40:])
-    with pytest.raises(RunError, match="any more"):
+    with pytest.raises(RunError, match="has changed since"):
         evaluate(run, **QUICK)
 
 
-def test_metrics_and_bootstrap_of_10_000_images_cost_less_than_a_tenth_of_their_forward_passes(bayesian: Run):
-    """The forward passes of LeNet-5, the fastest network, are timed on 512 images and scaled to 10,000 test images and
-    the 5,000 validation images that go with them in CIFAR-10."""
-    from time import perf_counter
+def test_any_network_is_evaluated_on_batches(bayesian: Run, frequentist: Run, evaluation: Evaluation):
+    test = evaluation.test
+    inputs = normalize(test.images, bayesian.data.mean, bayesian.data.std)
+    batches = list(zip(inputs.split(200), test.labels.split(200), strict=True))
+    found = evaluate(bayesian.load(), batches, samples=3, bootstrap=50)
+    for key in KEYS:
+        assert found.metrics[key] == pytest.approx(evaluation.metrics[key], rel=1e-4)
+        assert found.metrics["intervals"][key] == pytest.approx(evaluation.metrics["intervals"][key], rel=1e-2)
+    assert found.metrics["conformal"] is None
+    together = evaluate(dubito.ensemble([bayesian.load(), frequentist.load()]), batches, samples=3, bootstrap=50)
+    assert together.test.members == (3, 1)
+    for call in (
+        lambda: evaluate(bayesian.load()),
+        lambda: evaluate(bayesian, batches),
+        lambda: evaluate(bayesian.load(), []),
+        lambda: evaluate(bayesian.load(), [inputs]),
+    ):
+        with pytest.raises((OptionError, ShapeError), match="batches"):
+            call()
 
-    from dubito.evaluation import Evaluated
-    from dubito.evaluation.summary import summarize
 
-    def seconds(work) -> float:
-        began = perf_counter()
-        work()
-        return perf_counter() - began
-
-    network, images = bayesian.load(), torch.randn(512, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    few = dubito.predict(network, images[:256], 10)
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randn(3, 10_000, 10, generator=generator).mul_(2).softmax(2)
-    labels = torch.multinomial(draws.mean(0), 1, generator=generator).squeeze(1)  # as right as it says that it is
-    test = Evaluated("test", torch.zeros(10_000, 1), labels, dubito.decompose(draws))
-    validation = Evaluated("validation", torch.zeros(256, 1), labels[:256], few)
-    names = bayesian.data.class_names
-    overhead = min(seconds(lambda: summarize(test, validation, {}, names)) for _ in range(2))
-    forward = min(seconds(lambda: dubito.predict(network, images, 10)) for _ in range(2)) * 15_000 / 512
-    assert overhead < 0.1 * forward
+def test_some_images_of_a_part_keep_their_draws(evaluation: Evaluation):
+    few: Evaluated = evaluation.test[5:10]
+    assert len(few) == 5
+    assert torch.equal(few.draws, evaluation.test.draws[:, 5:10])
+    assert torch.equal(few.labels, evaluation.test.labels[5:10])
+    assert torch.equal(few.prediction.probs, evaluation.test.prediction.probs[5:10])

@@ -11,9 +11,12 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.evaluation import metrics
-from dubito.evaluation.bootstrap import Ranking, bootstrap_means, interval, replicate, resamples
-from dubito.evaluation.comparison import _row
-from dubito.evaluation.summary import Statistics, plain
+from dubito.evaluation.bootstrap import interval, replicate, resamples
+from dubito.evaluation.calibration import Conformal, fit_temperature, set_metrics
+from dubito.evaluation.intervals import measure
+from dubito.evaluation.ranking import Ranking
+from dubito.evaluation.statistics import Statistics
+from dubito.evaluation.summary import plain
 
 
 def some(count: int = 500, classes: int = 7, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,6 +25,15 @@ def some(count: int = 500, classes: int = 7, seed: int = 0) -> tuple[torch.Tenso
     logits = 2 * torch.randn(count, classes, generator=generator)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
     return (1.5 * logits).softmax(1), labels
+
+
+def named(statistics: Statistics, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    return dict(zip(statistics.names, values, strict=True))
+
+
+def means(values: torch.Tensor, bootstrap: int) -> torch.Tensor:
+    """(K, bootstrap) means of the columns of values (N, K) over resamples of its rows."""
+    return replicate(lambda weights: values.T @ weights.T / len(values), len(values), bootstrap)
 
 
 def draws(
@@ -191,7 +203,7 @@ def test_wrong_scores_and_options_are_refused():
     for call in (
         lambda: metrics.top_k_accuracy(probs, labels, 8),
         lambda: metrics.calibration_error(probs, labels, 0),
-        lambda: bootstrap_means(torch.rand(3, 1), 0),
+        lambda: means(torch.rand(3, 1), 0),
         lambda: interval(torch.rand(3), 1.0),
     ):
         with pytest.raises(OptionError):
@@ -216,7 +228,8 @@ def test_weighted_rank_statistics_are_those_of_the_resampled_images(ties):
 
 def test_statistics_of_all_images_are_the_metrics():
     prediction, labels = draws()
-    found = Statistics(prediction, labels).estimates()
+    statistics = Statistics(prediction, labels)
+    found = {name: float(value) for name, value in named(statistics, statistics.estimates()).items()}
     probs, errors = prediction.probs, prediction.label != labels
     assert found["accuracy"] == pytest.approx(metrics.accuracy(probs, labels), abs=1e-12)
     assert found["top5_accuracy"] == pytest.approx(metrics.top_k_accuracy(probs, labels), abs=1e-12)
@@ -232,12 +245,13 @@ def test_statistics_of_all_images_are_the_metrics():
 
 def test_replicates_are_the_statistics_of_the_resampled_images():
     prediction, labels = draws(150)
-    replicates = Statistics(prediction, labels).replicates(3, seed=4)
+    statistics = Statistics(prediction, labels)
+    replicates = named(statistics, statistics.replicates(3, seed=4))
     for index, weights in enumerate(next(resamples(150, 3, seed=4))):
         chosen = torch.arange(150).repeat_interleave(weights.long())
-        found = Statistics(prediction[chosen], labels[chosen]).estimates()
+        found = named(statistics, Statistics(prediction[chosen], labels[chosen]).estimates())
         for name in ("accuracy", "nll", "brier", "epistemic", "ece", "errors/entropy/auroc", "errors/entropy/aurc"):
-            assert float(replicates[name][index]) == pytest.approx(found[name], rel=1e-4, abs=1e-6), name
+            assert float(replicates[name][index]) == pytest.approx(float(found[name]), rel=1e-4, abs=1e-6), name
 
 
 def test_resamples_are_multinomial_and_repeatable():
@@ -255,7 +269,7 @@ def test_resamples_are_multinomial_and_repeatable():
 def test_bootstrap_interval_of_a_mean_is_that_of_normal_theory():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(2000, 1, generator=generator)
-    low, high = interval(bootstrap_means(values, 4000)[0])
+    low, high = interval(means(values, 4000)[0])
     error = float(values.std(unbiased=False)) / math.sqrt(2000)
     mean = float(values.mean())
     # A 2.5 % quantile of 4,000 replicates has a standard error of 0.042 standard errors of the mean; 6 of them.
@@ -267,7 +281,7 @@ def test_bootstrap_intervals_cover_the_truth_as_often_as_they_say():
     """400 data sets of 100 coin flips with p = 0.8: coverage 95 % with a standard error of 1.1 %, plus discreteness."""
     generator = torch.Generator().manual_seed(1)
     flips = (torch.rand(100, 400, generator=generator) < 0.8).float()
-    replicates = bootstrap_means(flips, 1000)
+    replicates = means(flips, 1000)
     covered = sum(low <= 0.8 <= high for low, high in map(interval, replicates))
     assert 0.88 < covered / 400 < 0.99
 
@@ -279,8 +293,8 @@ def test_the_interval_of_a_calibration_error_holds_its_estimate():
     labels = (torch.rand(1000, generator=generator) > confidence).long()  # perfectly calibrated
     prediction = dubito.decompose(torch.stack([confidence, 1 - confidence], 1).unsqueeze(0))
     statistics = Statistics(prediction, labels)
-    estimate = statistics.estimates()["ece"]
-    replicates = statistics.replicates(1000, 0)["ece"]
+    estimate = float(named(statistics, statistics.estimates())["ece"])
+    replicates = named(statistics, statistics.replicates(1000, 0))["ece"]
     assert float(replicates.mean()) > estimate
     low, high = interval(replicates, estimate=estimate)
     assert low < estimate < high
@@ -298,16 +312,16 @@ def test_intervals_of_differences_in_calibration_cover_what_they_say():
         labels = (torch.rand(500, generator=generator) > sure).long()
         return [Statistics(dubito.decompose(torch.stack([p, 1 - p], 1)[None]), labels) for p in (sure, sure + 0.04)]
 
-    def errors(networks):
-        return [network.estimates()["ece"] for network in networks]
+    def difference(networks, bootstrap, seed=0):
+        one, two = (measure(lambda left_out, network=network: network, [1], bootstrap, seed) for network in networks)
+        return two.minus(one, same_draws=False)
 
-    expected = np.mean([b - a for a, b in (errors(pair(1000 + seed)) for seed in range(300))])
+    expected = np.mean([difference(pair(1000 + seed), 1)["ece"] for seed in range(300)])
     covered = 0
     for seed in range(100):
-        networks = pair(seed)
-        row = _row("ece", errors(networks), [network.replicates(200, seed)["ece"] for network in networks])
-        low, high = row.difference_intervals[1]
-        assert low <= row.differences[1] <= high
+        found = difference(pair(seed), 200, seed)
+        low, high = found.interval("ece")
+        assert low <= found["ece"] <= high
         covered += low <= expected <= high
     assert covered >= 95 - 4 * 2.2
 
@@ -321,3 +335,32 @@ def test_replicate_joins_blocks_in_order():
     blocks = [weights[:, 0] for weights in resamples(20_000, 100)]
     assert [len(block) for block in blocks] == [62, 38]
     assert torch.equal(replicate(lambda weights: weights[:, 0], 20_000, 100), torch.cat(blocks))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_small_label_types_count_as_int64_does(dtype):
+    """100 classes: 99 * 100 + 99 overflows a byte, and 99 * 100 an int8 already."""
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.randn(400, 100, generator=generator).softmax(1)
+    labels = torch.randint(100, (400,), generator=generator)
+    labels[0] = 99
+    prediction, small = dubito.decompose(probs[None]), labels.to(dtype)
+    expected = sklearn.confusion_matrix(labels.numpy(), prediction.label.numpy(), labels=range(100))
+    assert metrics.confusion_matrix(prediction.label, small, 100).tolist() == expected.tolist()
+    assert metrics.confusion_matrix(prediction.label.to(dtype), small, 100).tolist() == expected.tolist()
+    names = tuple(map(str, range(100)))
+    assert str(metrics.per_class(prediction, small, names)) == str(metrics.per_class(prediction, labels, names))
+    for function in (metrics.accuracy, metrics.nll, metrics.brier, metrics.top_k_accuracy, metrics.calibration_error):
+        assert function(probs, small) == function(probs, labels)
+    assert fit_temperature(probs, small) == fit_temperature(probs, labels)
+    assert Conformal.fit(probs, small) == Conformal.fit(probs, labels)
+    sets = Conformal.fit(probs, labels).sets(probs)
+    assert set_metrics(sets, small)["class_size"] == pytest.approx(set_metrics(sets, labels)["class_size"], nan_ok=True)
+
+
+def test_a_confusion_matrix_needs_class_numbers_that_exist():
+    right = torch.tensor([0, 1])
+    for wrong in (torch.tensor([0, 2]), torch.tensor([-1, 0]), torch.tensor([0.0, 1.0]), torch.tensor([True, False])):
+        for pair in ((wrong, right), (right, wrong)):
+            with pytest.raises(ShapeError):
+                metrics.confusion_matrix(*pair, 2)

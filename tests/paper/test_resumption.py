@@ -12,38 +12,46 @@ from pathlib import Path
 
 import pytest
 
-from dubito.training import Run
+from dubito import cli
+from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen
+from dubito.paper.grid import is_finished, run_cell
+from dubito.paper.results import collect
+from dubito.paper.standins import write_standins
+from dubito.training import InterruptedTraining, Run
 
-# The worker imports this file too, and with it the traps: after the first epoch of a cell, signals are sent to the grid
-# and to the worker.
+SMOKE = BUDGETS["smoke"]
+
+# The worker imports this file too, and sets the traps: after the first epoch of a cell, signals are sent to the grid
+# and to the worker. The grid itself does not train, so it goes without the slow import.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
-from dubito.training.callbacks import RunKeeper
 
-write = RunKeeper.save
-traps = json.loads(os.environ["TRAPS"])
+def trap():
+    from dubito.training.callbacks import RunKeeper
 
-def save(self, trainer, module, at):
-    write(self, trainer, module, at)
-    if self.run.path.name in traps and (at.epoch, at.batch) == (1, 0):
-        Path(os.environ["TRAPPED"]).write_text(str(os.getpid()))
-        grid = os.getppid()
-        for who, number in zip((grid, os.getpid()), traps[self.run.path.name]):
-            if number:
-                os.kill(who, number)
-            while who == grid == os.getppid() and number == signal.SIGKILL:
-                time.sleep(0.01)  # until it is dead
+    write = RunKeeper.save
+    traps = json.loads(os.environ["TRAPS"])
 
-RunKeeper.save = save
+    def save(self, trainer, module, at):
+        write(self, trainer, module, at)
+        if self.run.path.name in traps and (at.epoch, at.batch) == (1, 0):
+            Path(os.environ["TRAPPED"]).write_text(str(os.getpid()))
+            grid = os.getppid()
+            for who, number in zip((grid, os.getpid()), traps[self.run.path.name]):
+                if number:
+                    os.kill(who, number)
+                while who == grid == os.getppid() and number == signal.SIGKILL:
+                    time.sleep(0.01)  # until it is dead
+
+    RunKeeper.save = save
 
 if __name__ == "__main__":
     from dubito import cli
     sys.exit(cli.run(sys.argv[1:]))
+trap()
 """
-CIFAR, CIFAR_TWIN, CIFAR_DROPOUT, MNIST, MNIST_TWIN, MNIST_DROPOUT = (
-    f"lenet5-{data}-{inference}" for data in ("cifar10", "mnist") for inference in ("vi", "frequentist", "dropout")
-)
+VI, TWIN, DROPOUT = (f"lenet5-mnist-{inference}" for inference in ("vi", "frequentist", "dropout"))
 
 
 class Trapped:
@@ -52,15 +60,18 @@ class Trapped:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs, self.results = folder / "runs", folder / "results"
+        folder.mkdir(exist_ok=True)
         (folder / "script.py").write_text(SCRIPT)
+
+    @property
+    def arguments(self) -> list[str]:
+        what = ["reproduce", "table1", "--budget", "smoke", "--only", "model=lenet5,data=mnist", "--threads", "1"]
+        return [*what, "--runs", str(self.runs), "--results", str(self.results)]
 
     def run(self, **traps: tuple[int, int]) -> subprocess.CompletedProcess[str]:
         named = {name.replace("_", "-"): signals for name, signals in traps.items()}
         environment = {**os.environ, "TRAPS": json.dumps(named), "TRAPPED": str(self.folder / "worker")}
-        only = "model=lenet5,data=cifar10,data=mnist"
-        what = ["reproduce", "table1", "--budget", "smoke", "--only", only, "--threads", "1"]
-        folders = ["--runs", str(self.runs), "--results", str(self.results)]
-        command = [sys.executable, str(self.folder / "script.py"), *what, *folders]
+        command = [sys.executable, str(self.folder / "script.py"), *self.arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
     @property
@@ -79,40 +90,43 @@ class Trapped:
         return {row["cell"]: row["measured"] for row in rows if row["measured"] is not None}
 
 
-def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbers(smoke, tmp_path) -> None:
+@pytest.mark.slow
+def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbers(tmp_path, capsys) -> None:
     grid = Trapped(tmp_path)
     # A worker is killed: its cell fails, the grid goes on. Then Ctrl-C: the grid stops, with what there is.
-    first = grid.run(lenet5_cifar10_frequentist=(0, signal.SIGKILL), lenet5_cifar10_dropout=(signal.SIGINT, 0))
+    first = grid.run(lenet5_mnist_vi=(0, signal.SIGKILL), lenet5_mnist_frequentist=(signal.SIGINT, 0))
     assert first.returncode == 130, first.stderr
-    assert "frequentist LeNet-5 on CIFAR-10: failed: its process died" in first.stdout
-    assert "Interrupted: 1 of 6 cells are finished, 1 failed. The same command goes on" in first.stdout
+    assert "Bayesian (VI) LeNet-5 on MNIST: failed: its process died" in first.stdout
+    assert "Interrupted: 0 of 3 cells are finished, 1 failed. The same command goes on" in first.stdout
     assert "Traceback" not in first.stderr
-    assert grid.finished == list(grid.measured()) == [CIFAR]
-    assert grid.progress(CIFAR_TWIN) == {"epoch": 1, "batch": 0}
-    assert grid.progress(CIFAR_DROPOUT)["epoch"] == 1
-    assert not (grid.runs / MNIST).exists()
-    before = grid.stamps(CIFAR)
+    assert grid.finished == list(grid.measured()) == []
+    assert grid.progress(VI) == {"epoch": 1, "batch": 0}
+    assert grid.progress(TWIN)["epoch"] == 1
+    assert not (grid.runs / DROPOUT).exists()
 
     # The grid itself is killed: its worker notices, and stops with a checkpoint.
-    second = grid.run(lenet5_mnist_frequentist=(signal.SIGKILL, 0))
+    second = grid.run(lenet5_mnist_dropout=(signal.SIGKILL, 0))
     assert second.returncode == -signal.SIGKILL
     _wait_for_the_end_of(int((tmp_path / "worker").read_text()))
-    done = [CIFAR, CIFAR_TWIN, CIFAR_DROPOUT, MNIST]
-    assert grid.finished == sorted(done)
-    assert grid.progress(MNIST_TWIN)["epoch"] == 1
-    assert grid.progress(MNIST_TWIN)["batch"] > 0
-    assert grid.stamps(CIFAR) == before
+    done = sorted([VI, TWIN])
+    assert grid.finished == done
+    assert grid.progress(DROPOUT)["epoch"] == 1
+    assert grid.progress(DROPOUT)["batch"] > 0
     before = grid.stamps(*done)
 
     # Nothing disturbs it any more.
-    third = grid.run()
-    assert third.returncode == 0, third.stderr
-    assert third.stdout.count("finished before") == len(done)
-    assert grid.finished == sorted([*done, MNIST_TWIN, MNIST_DROPOUT])
+    assert cli.run(grid.arguments) == 0
+    assert capsys.readouterr().out.count("finished before") == len(done)
+    assert grid.finished == sorted([VI, TWIN, DROPOUT])
     assert grid.stamps(*done) == before
-    assert [row["epoch"] for row in Run.open(grid.runs / MNIST_TWIN).metrics()] == [1, 2]
-    rows = json.loads((smoke.results / "table1.json").read_text())["rows"]
-    assert grid.measured() == {row["cell"]: row["measured"] for row in rows if row["cell"] in grid.finished}
+    assert [row["epoch"] for row in Run.open(grid.runs / DROPOUT).metrics()] == [1, 2]
+
+    undisturbed = Trapped(tmp_path / "undisturbed")
+    write_standins(undisturbed.runs / "data")
+    for cell in chosen([Experiment.TABLE1], SMOKE, "model=lenet5,data=mnist"):
+        run_cell(cell, SMOKE, undisturbed.runs, lambda doing, share: None)
+    collect(Experiment.TABLE1, SMOKE, undisturbed.runs, undisturbed.results)
+    assert grid.measured() == undisturbed.measured()
 
 
 def _wait_for_the_end_of(pid: int) -> None:
@@ -129,31 +143,22 @@ def _wait_for_the_end_of(pid: int) -> None:
 
 @pytest.mark.parametrize("leftover", ["environment.json", ".config.yaml.x1y2"])
 def test_a_folder_that_was_only_begun_is_begun_again(tmp_path, leftover) -> None:
-    from dubito.paper.cells import BUDGETS, Cell
-    from dubito.paper.grid import is_finished, run_cell
-    from dubito.paper.standins import write_standins
-
     cell = Cell("lenet5", "mnist", "frequentist")
     write_standins(tmp_path / "data")
     (tmp_path / cell.name).mkdir()
     (tmp_path / cell.name / leftover).write_text("{}")
     heard = []
-    run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: heard.append((doing, share)))
+    run_cell(cell, SMOKE, tmp_path, lambda doing, share: heard.append((doing, share)))
     assert is_finished(tmp_path / cell.name)
     assert heard[-1] == ("evaluating", 1.0)
     assert ("epoch 1/2", 0.125) in heard
 
 
 def test_no_epoch_is_begun_after_the_deadline(tmp_path) -> None:
-    from dubito.paper.cells import BUDGETS, Cell
-    from dubito.paper.grid import is_finished, run_cell
-    from dubito.paper.standins import write_standins
-    from dubito.training import InterruptedTraining
-
     cell = Cell("lenet5", "mnist", "frequentist")
     write_standins(tmp_path / "data")
     with pytest.raises(InterruptedTraining, match="Time is up"):
-        run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: None, deadline=time.time())
+        run_cell(cell, SMOKE, tmp_path, lambda doing, share: None, deadline=time.time())
     assert Run.open(tmp_path / cell.name).read_checkpoint("last")[1]["progress"] == {"epoch": 1, "batch": 0}
-    run_cell(cell, BUDGETS["smoke"], tmp_path, lambda doing, share: None)
+    run_cell(cell, SMOKE, tmp_path, lambda doing, share: None)
     assert is_finished(tmp_path / cell.name)

@@ -33,8 +33,9 @@ def test_the_twins_weights_become_the_means_and_the_centre_of_an_empirical_prior
     for name, layer in layers:
         weight = point.get_submodule(name).weight
         torch.testing.assert_close(layer.weight_mean, weight, atol=1e-7, rtol=0)
-        torch.testing.assert_close(layer.prior.weight_mean, weight, atol=0, rtol=0)
-        torch.testing.assert_close(layer.prior.weight_std, weight.square().mean().sqrt())
+        prior = layer.posteriors["weight"].prior
+        torch.testing.assert_close(prior.mean, weight, atol=0, rtol=0)
+        torch.testing.assert_close(prior.std, weight.square().mean().sqrt())
         torch.testing.assert_close(layer.weight_std, torch.full_like(weight, config.initial_std), rtol=1e-4, atol=0)
 
 

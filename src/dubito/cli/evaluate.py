@@ -28,8 +28,8 @@ EXAMPLES = examples(
     "dubito evaluate runs/mnist --ood fashion-mnist --noise 0,0.1,0.2,0.3",
     "dubito evaluate runs/a runs/b runs/c --ensemble",
     note="Predictions and metrics are kept in the run folder (evaluation.json, evaluation.safetensors), where dubito "
-    "report and dubito compare find them. Intervals are bootstrap intervals, 95 %. Temperature scaling and conformal "
-    "sets are calibrated on the images that the training held out.",
+    "report and dubito compare find them. Intervals are of 95 % and cover images and draws. Temperature scaling and "
+    "conformal sets are calibrated on the images that the training held out.",
 )
 
 TITLES = {
@@ -199,7 +199,7 @@ def _home(group: Sequence[Path]) -> Path:
 
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
     """Warn, before the work begins, about parts of a stored evaluation that the new one will not have."""
-    from dubito.evaluation.evaluation import found_at, place_of
+    from dubito.evaluation.images import found_at, place_of
 
     try:
         metrics = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))["metrics"]

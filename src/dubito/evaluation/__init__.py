@@ -6,6 +6,9 @@ Nothing here needs Lightning; matplotlib is imported when used.
 from __future__ import annotations
 
 from dubito.evaluation.comparison import Comparison, compare
-from dubito.evaluation.evaluation import Evaluated, Evaluation, NoiseLevel, evaluate, pool
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.evaluating import evaluate
+from dubito.evaluation.evaluation import Evaluation
+from dubito.evaluation.noise import NoiseLevel
 
-__all__ = ["Comparison", "Evaluated", "Evaluation", "NoiseLevel", "compare", "evaluate", "pool"]
+__all__ = ["Comparison", "Evaluated", "Evaluation", "NoiseLevel", "compare", "evaluate"]

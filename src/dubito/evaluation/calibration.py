@@ -54,7 +54,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     >>> round(fit_temperature(probs, torch.tensor([0, 0, 0, 1])), 3)    # right 3 times in 4: p = 0.75
     2.0
     """
-    require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
     logs = _logs(probs)
     if bool((logs.argmax(1) == labels).all()):
         return 1.0
@@ -130,7 +130,7 @@ class Conformal:
             randomized: whether ``aps`` takes a random share of each class's own probability.
             seed: of these shares.
         """
-        require_labelled(probs, labels)
+        labels = require_labelled(probs, labels)
         chosen = choose(ConformalMethod, method, "method")
         start = cls(chosen, coverage, math.nan, randomized, seed)
         scores = start.scores(probs, seed).gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -168,7 +168,7 @@ def set_metrics(sets: Tensor, labels: Tensor) -> dict[str, Any]:
     """
     if sets.dim() != 2 or sets.dtype != torch.bool:
         raise ShapeError(f"sets has shape {tuple(sets.shape)} and type {sets.dtype}, but must be bool (N, C).")
-    require_labelled(sets.double(), labels)
+    labels = require_labelled(sets.double(), labels)
     covered = sets.gather(1, labels.unsqueeze(1)).squeeze(1).double()
     size = sets.sum(1).double()
     count = torch.bincount(labels, minlength=sets.shape[1])

@@ -1,11 +1,11 @@
 """Comparing evaluations on the same test images: metrics side by side, and paired differences with their intervals.
 
-All evaluations are resampled alike, so that what makes some images hard for every network cancels in the differences.
+All evaluations get the same resamples of the images, so that what makes some images hard for every network cancels in
+the differences. The intervals also cover the draws: see :mod:`dubito.evaluation.intervals`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dubito.errors import OptionError
-from dubito.evaluation.bootstrap import interval
 from dubito.evaluation.evaluation import Evaluation
-from dubito.evaluation.summary import CALIBRATION_ERRORS, Statistics, plain
+from dubito.evaluation.intervals import Measurement
+from dubito.evaluation.summary import measured, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED", "Compared", "Comparison", "compare", "draw_metric", "figure"]
 
 RANKED_BY = "entropy"
-"""The uncertainty that finds mistakes here: every network has it, Bayesian or not."""
+"""The uncertainty by which mistakes are looked for: every network has it, Bayesian or not."""
 COMPARED: dict[str, tuple[str, bool | None]] = {
     "accuracy": ("accuracy", True),
     "top5_accuracy": ("top-5 accuracy", True),
@@ -51,7 +51,7 @@ class Compared:
         values: one for each evaluation.
         intervals: of the values, 95 %.
         differences: value minus that of the first evaluation; 0 for the first.
-        difference_intervals: of the differences, from paired resamples.
+        difference_intervals: of the differences, 95 %, over images (paired) and draws.
         best: which evaluation is best; None if the metric has no better or worse.
     """
 
@@ -108,7 +108,9 @@ def compare(
 ) -> Comparison:
     """Compare evaluations of the same test images with the first of them.
 
-    `names` default to those of the run folders.
+    Intervals cover the images and the draws: a network compared with itself under another seed has 0 inside 95 % of
+    them. Where draws were not kept, or a network has none, they cover the images alone. `names` default to those of
+    the run folders.
     """
     if len(evaluations) < 2:
         raise OptionError(f"A comparison needs at least 2 evaluations, but there are {len(evaluations)}.")
@@ -116,30 +118,30 @@ def compare(
     if len(titles) != len(evaluations):
         raise OptionError(f"There are {len(titles)} names for {len(evaluations)} evaluations.")
     _require_same_images(evaluations, titles)
-    estimates, replicates = [], []
-    for evaluation in evaluations:
-        assert evaluation.test.labels is not None
-        statistics = Statistics(evaluation.test.prediction, evaluation.test.labels)
-        estimates.append(statistics.estimates())
-        replicates.append(statistics.replicates(bootstrap, seed))
-    metrics = [metric for metric in COMPARED if metric in estimates[0]]
-    rows = tuple(
-        _row(metric, [found[metric] for found in estimates], [found[metric] for found in replicates])
-        for metric in metrics
-    )
+    found = [measured(evaluation.test, bootstrap, seed, [RANKED_BY]) for evaluation in evaluations]
+    apart = [
+        part.minus(found[0], same_draws=_same_draws(evaluation, evaluations[0]))
+        for part, evaluation in zip(found, evaluations, strict=True)
+    ]
+    rows = tuple(_row(metric, found, apart) for metric in COMPARED if metric in found[0].names)
     return Comparison(titles, evaluations[0].test.name, len(evaluations[0].test), rows)
 
 
-def _row(metric: str, values: list[float], replicates: list[torch.Tensor]) -> Compared:
-    shifted = metric in CALIBRATION_ERRORS
-    intervals = [interval(r, estimate=v if shifted else None) for v, r in zip(values, replicates, strict=True)]
-    differences = [value - values[0] for value in values]
-    apart = [
-        interval(replicate - replicates[0], estimate=difference if shifted else None, least=-math.inf)
-        for difference, replicate in zip(differences, replicates, strict=True)
-    ]
+def _same_draws(one: Evaluation, other: Evaluation) -> bool:
+    """Whether draw i of both comes from the same random numbers."""
+    seeds = [evaluation.metrics.get("settings", {}).get("seed") for evaluation in (one, other)]
+    return one is other or (seeds[0] is not None and seeds[0] == seeds[1])
+
+
+def _row(metric: str, found: Sequence[Measurement], apart: Sequence[Measurement]) -> Compared:
+    values = tuple(part[metric] for part in found)
     return Compared(
-        metric, tuple(values), tuple(intervals), tuple(differences), tuple(apart), _best(values, COMPARED[metric][1])
+        metric,
+        values,
+        tuple(part.interval(metric) for part in found),
+        tuple(part[metric] for part in apart),
+        tuple(part.interval(metric) for part in apart),
+        _best(values, COMPARED[metric][1]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which figures an evaluation has, each with its title, caption and painter; those that do not apply are not there."""
+"""The figures of an evaluation, each with its title, caption and painter. Figures that do not apply are left out."""
 
 # ruff: noqa: RUF001 - captions have Greek letters
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
-from dubito.evaluation.evaluation import Evaluated, Evaluation
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
+from dubito.evaluation.style import COLUMN
 from dubito.evaluation.thumbnails import choose_points
 from dubito.layers import BayesLayer
 
@@ -52,12 +54,12 @@ class Illustration:
     title: str
     caption: str
     paint: Callable[[Axes], object]
-    size: tuple[float, float] = figures.COLUMN
+    size: tuple[float, float] = COLUMN
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The images of the scatter plot: a part of the test set and of the others, the extremes among them."""
+    """The images of the scatter plot: some of the test images and of the other data sets, with the extreme ones."""
 
     images: Tensor
     aleatoric: Tensor
@@ -93,8 +95,8 @@ ERROR_BARS = "; error bars are one epistemic standard deviation"
 
 
 def has_error_bars(evaluation: Evaluation) -> bool:
-    """Whether the epistemic variances are those of probabilities, which Kendall & Gal's are not."""
-    return has_epistemic(evaluation) and not any(run.config.splits_logits for run in evaluation.runs)
+    """Whether the epistemic variances are those of probabilities; some heads have variances of logits."""
+    return has_epistemic(evaluation) and evaluation.test.unit == "probability"
 
 
 def probability_std(evaluation: Evaluation, index: Tensor | int) -> Tensor:
@@ -321,7 +323,7 @@ def _classes(evaluation: Evaluation) -> Iterator[Illustration]:
 
 
 def posterior_layers(network: nn.Module | None) -> dict[str, BayesLayer]:
-    """The Bayesian layers of a network by name, none if it has none."""
+    """The Bayesian layers of a network, by name."""
     modules = network.named_modules() if network is not None else ()
     return {name: module for name, module in modules if isinstance(module, BayesLayer)}
 
@@ -334,7 +336,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
         means = {name: layer.weight_mean.detach() for name, layer in layers.items()}
         stds = {name: layer.weight_std.detach() for name, layer in layers.items()}
         ratios = {name: means[name].abs() / stds[name] for name in layers}
-    height = max(figures.COLUMN[1], 0.6 + 0.3 * len(layers))
+    height = max(COLUMN[1], 0.6 + 0.3 * len(layers))
     described: Mapping[str, tuple[dict[str, Tensor], str, str]] = {
         "mean": (means, "Means", "What each weight is expected to be."),
         "std": (stds, "Standard deviations", "How unsure the network is of each weight."),
@@ -342,7 +344,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
     }
     for quantity, (values, title, caption) in described.items():
         paint = partial(figures.posterior_by_layer, layers=values, quantity=quantity)
-        yield Illustration(f"posterior-{quantity}", title, caption, paint, (figures.COLUMN[0], height))
+        yield Illustration(f"posterior-{quantity}", title, caption, paint, (COLUMN[0], height))
     yield from _traces(evaluation)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import OptionError, ShapeError
-from dubito.evaluation.bootstrap import Ranking
+from dubito.evaluation.ranking import Ranking
 from dubito.prediction import Prediction
 
 __all__ = [
@@ -91,13 +91,13 @@ def uncertainties(prediction: Prediction) -> dict[str, Tensor]:
 
 def hits(probs: Tensor, labels: Tensor) -> Tensor:
     """(N,) whether the most probable class is the true one."""
-    require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
     return probs.argmax(1) == labels
 
 
 def top_k_hits(probs: Tensor, labels: Tensor, k: int) -> Tensor:
     """(N,) whether the true class is among the k most probable."""
-    require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
     if not 1 <= k <= probs.shape[1]:
         raise OptionError(f"k is {k}, but must lie in 1 ... {probs.shape[1]}, the number of classes.")
     return (probs.topk(k, 1).indices == labels.unsqueeze(1)).any(1)
@@ -105,14 +105,14 @@ def top_k_hits(probs: Tensor, labels: Tensor, k: int) -> Tensor:
 
 def log_losses(probs: Tensor, labels: Tensor) -> Tensor:
     """(N,) -log of the true class's probability, in nats and float64; a probability of 0 counts as the smallest."""
-    require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
     tiny = torch.finfo(probs.dtype).tiny
     return -probs.gather(1, labels.unsqueeze(1)).squeeze(1).clamp_min(tiny).double().log()
 
 
 def squared_errors(probs: Tensor, labels: Tensor) -> Tensor:
     """(N,) squared distance of the probabilities from the true class's unit vector, in float64."""
-    require_labelled(probs, labels)
+    labels = require_labelled(probs, labels)
     wide = probs.double()
     return wide.square().sum(1) - 2 * wide.gather(1, labels.unsqueeze(1)).squeeze(1) + 1
 
@@ -285,7 +285,14 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, num_classes: int) -> Ten
         raise ShapeError(
             f"predicted has shape {tuple(predicted.shape)} and labels {tuple(labels.shape)}, not both (N,)."
         )
-    cells = labels * num_classes + predicted
+    for name, classes in (("predicted", predicted), ("labels", labels)):
+        if classes.is_floating_point() or classes.dtype == torch.bool:
+            raise ShapeError(f"{name} has type {classes.dtype}, but must be class numbers.")
+        low, high = (int(value) for value in classes.aminmax()) if len(classes) else (0, 0)
+        if low < 0 or high >= num_classes:
+            raise ShapeError(f"{name} goes from {low} to {high}, but must lie in 0 ... {num_classes - 1}.")
+    # In int64: products of class numbers overflow int8 from 12 classes on.
+    cells = labels.long() * num_classes + predicted.long()
     return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
 
 
@@ -298,7 +305,7 @@ def per_class(prediction: Prediction, labels: Tensor, class_names: tuple[str, ..
     >>> [(row["class"], row["recall"], row["support"]) for row in table]
     [('a', 0.5, 2), ('b', 0.0, 0)]
     """
-    require_labelled(prediction.probs, labels)
+    labels = require_labelled(prediction.probs, labels)
     if len(class_names) != prediction.probs.shape[1]:
         raise ShapeError(f"There are {len(class_names)} class names, but {prediction.probs.shape[1]} classes.")
     classes = range(len(class_names))
@@ -325,8 +332,11 @@ def per_class(prediction: Prediction, labels: Tensor, class_names: tuple[str, ..
     ]
 
 
-def require_labelled(probs: Tensor, labels: Tensor) -> None:
-    """An error unless `probs` (N, C) are finite probabilities, and `labels` (N,) their classes, with N > 0."""
+def require_labelled(probs: Tensor, labels: Tensor) -> Tensor:
+    """The labels as int64, in which no arithmetic of class numbers overflows, whatever type they came in.
+
+    An error unless `probs` (N, C) are finite probabilities, and `labels` (N,) their classes, with N > 0.
+    """
     if probs.dim() != 2 or not probs.is_floating_point() or not probs.numel():
         raise ShapeError(
             f"probs has shape {tuple(probs.shape)} and type {probs.dtype}, but must be floating point of shape (N, C) "
@@ -343,3 +353,4 @@ def require_labelled(probs: Tensor, labels: Tensor) -> None:
     smallest, largest = (float(value) for value in probs.aminmax())
     if not (smallest >= 0 and largest <= 1 + 1e-4):
         raise ShapeError(f"probs goes from {smallest:g} to {largest:g}, but probabilities lie between 0 and 1.")
+    return labels.long()

@@ -1,4 +1,4 @@
-"""The report: one HTML file that shows how good a network is and how far its doubts can be trusted.
+"""The report: one HTML file that shows how good a network is and how far its uncertainties can be trusted.
 
 Everything is inside the file: styles, script, figures as SVG, images as data URIs. Its content security policy forbids
 the browser to ask the network for anything. Text reaches the page through a template that escapes it.
@@ -16,8 +16,10 @@ import torch
 
 from dubito import __version__
 from dubito.errors import DataError, DubitoError, RunError
-from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings, place_of
+from dubito.evaluation.evaluating import evaluate
+from dubito.evaluation.evaluation import Evaluation, kept_settings
 from dubito.evaluation.headline import cards, title_and_lead
+from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
 from dubito.files import write_atomically
 from dubito.runs.run import Run
@@ -45,7 +47,7 @@ def evaluation_of(
     ood: Sequence[str] | None = None,
     progress: bool = False,
 ) -> Evaluation:
-    """The evaluation that a run folder holds, or a new one, stored there, if it has none or has it of other weights.
+    """The evaluation in a run folder. If there is none, or one of other weights, a new one is made and stored there.
 
     `samples` and `ood` None take whatever was evaluated, else 10 draws and no other data. If they differ from what is
     stored, all other settings stay as they were. The folder of an ensemble's evaluation is no run: it can be read only.
@@ -145,12 +147,13 @@ def _page(evaluation: Evaluation, network: nn.Module, drawn: _Drawn) -> str:
     )
     title, lead = title_and_lead(evaluation)
     bootstrap = evaluation.metrics["settings"]["bootstrap"]
+    covers = evaluation.test.intervals_cover
     page: str = templates.get_template("report.html").render(
         version=__version__,
         title=title,
         lead=lead,
         cards=cards(evaluation),
-        interval_note=f"Intervals are 95 % bootstrap intervals over the test images ({bootstrap:,} resamples).",
+        interval_note=f"Intervals are of 95 % and cover the test {covers} ({bootstrap:,} resamples).",
         sections=sections(evaluation, network, drawn.sections),
         made=made(evaluation),
         palette=Markup(_palette()),

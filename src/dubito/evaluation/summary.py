@@ -1,80 +1,24 @@
-"""The metrics of predictions as one JSON-ready dictionary, with bootstrap confidence intervals."""
+"""The metrics of predictions as one JSON-ready dictionary, with confidence intervals over images and draws."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dubito.errors import DubitoWarning
 from dubito.evaluation import metrics
-from dubito.evaluation.bootstrap import Ranking, bootstrap_means, interval, replicate
 from dubito.evaluation.calibration import Conformal, ConformalMethod, fit_temperature, set_metrics, temper
-from dubito.prediction import Prediction
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.intervals import Measurement, measure
+from dubito.evaluation.statistics import Separations, Statistics
 
-if TYPE_CHECKING:
-    from dubito.evaluation.evaluation import Evaluated, NoiseLevel
+__all__ = ["measured", "plain", "summarize"]
 
-__all__ = ["Statistics", "noise_level", "plain", "summarize"]
-
-CALIBRATION_ERRORS = ("ece", "ece_equal_mass")
 CURVE_POINTS = 100
 """Coverages at which metrics.json has the risk."""
-
-
-class Statistics:
-    """Every metric of labelled predictions, of all images (`estimates`) or of many resamples at once (`replicates`).
-
-    Mistakes are found by each uncertainty: the names are ``errors/UNCERTAINTY/auroc`` and ``.../aurc``. The bins of the
-    calibration errors stay those of all images.
-    """
-
-    def __init__(self, prediction: Prediction, labels: Tensor) -> None:
-        self.count = len(labels)
-        self.scores = metrics.uncertainties(prediction)
-        self.errors = ~metrics.hits(prediction.probs, labels)
-        probs = prediction.probs
-        shares = {"accuracy": ~self.errors}
-        if probs.shape[1] > 5:
-            shares["top5_accuracy"] = metrics.top_k_hits(probs, labels, 5)
-        shares["nll"] = metrics.log_losses(probs, labels)
-        shares["brier"] = metrics.squared_errors(probs, labels)
-        shares |= {name: self.scores[name] for name in metrics.UNCERTAINTIES[:-1]}
-        self.shares = {name: values.double() for name, values in shares.items()}
-        gap = prediction.confidence.double() - (~self.errors).double()
-        self._gaps = [
-            F.one_hot(metrics.bin_of(prediction.confidence, equal_mass=equal), metrics.BINS) * gap.unsqueeze(1)
-            for equal in (False, True)
-        ]
-        self._rankings = {name: Ranking(score, self.errors) for name, score in self.scores.items()}
-
-    @property
-    def names(self) -> list[str]:
-        """Of all metrics, in the order of `replicates`."""
-        ranked = [f"errors/{name}/{what}" for name in self.scores for what in ("auroc", "aurc")]
-        return [*self.shares, *CALIBRATION_ERRORS, *ranked]
-
-    def estimates(self) -> dict[str, float]:
-        """The metrics of all images."""
-        values = self._of(torch.ones(1, self.count, dtype=torch.float64)).squeeze(1).tolist()
-        return dict(zip(self.names, values, strict=True))
-
-    def replicates(self, bootstrap: int, seed: int) -> dict[str, Tensor]:
-        """The metrics of each of `bootstrap` resamples; of two predictions of the same images they are paired."""
-        values = replicate(self._of, self.count, bootstrap, seed)
-        return dict(zip(self.names, values, strict=True))
-
-    def _of(self, weights: Tensor) -> Tensor:
-        """(metrics, B) for weights (B, N), in their precision."""
-        means = torch.stack(list(self.shares.values())).to(weights.dtype) @ weights.T / self.count
-        errors = [(weights @ gap.to(weights.dtype)).abs().sum(1) / self.count for gap in self._gaps]
-        ranked = [value for ranking in self._rankings.values() for value in ranking.statistics(weights)]
-        return torch.cat([means, torch.stack([*errors, *ranked])])
 
 
 def summarize(
@@ -101,29 +45,26 @@ def summarize(
       by class; None without calibration images
     - ``per_class``; ``confusion``, with a row for each true class
 
-    `evaluate` adds ``noise`` and ``settings``. A value that does not exist is None: the AUROC without any mistake, the
-    threshold of too few images, an empty bin.
+    Intervals cover images and draws (see :mod:`dubito.evaluation.intervals`); those of predictions without draws, or
+    with fewer than three, cover the images alone. `evaluate` adds ``noise`` and ``settings``. A value that does not
+    exist is None: the AUROC without any mistake, the threshold of too few images, an empty bin.
     """
     assert test.labels is not None
     prediction, labels = test.prediction, test.labels
     statistics = Statistics(prediction, labels)
-    estimates = statistics.estimates()
-    intervals = {
-        name: interval(values, estimate=estimates[name] if name in CALIBRATION_ERRORS else None)
-        for name, values in statistics.replicates(bootstrap, seed).items()
-    }
-    top = [name for name in statistics.names if "/" not in name]
+    found = measured(test, bootstrap, seed)
+    top = [name for name in found.names if "/" not in name]
     matrix = metrics.confusion_matrix(prediction.label, labels, len(class_names))
     return {
-        **{name: estimates[name] for name in top},
-        "intervals": {name: intervals[name] for name in top},
-        "errors": _errors(statistics, estimates, intervals),
+        **{name: found[name] for name in top},
+        "intervals": {name: found.interval(name) for name in top},
+        "errors": _errors(statistics, found),
         "risk_coverage": _curves(statistics),
         "reliability": {
             "equal_width": vars(metrics.reliability(prediction.probs, labels)),
             "equal_mass": vars(metrics.reliability(prediction.probs, labels, equal_mass=True)),
         },
-        "ood": {name: _separations(prediction, part.prediction, bootstrap, seed) for name, part in ood.items()},
+        "ood": {name: _separations(test, part, bootstrap, seed) for name, part in ood.items()},
         "temperature_scaling": _temperature_scaling(test, validation),
         "conformal": _conformal(test, validation, coverage, seed),
         "per_class": metrics.per_class(prediction, labels, class_names),
@@ -131,17 +72,25 @@ def summarize(
     }
 
 
-def _errors(
-    statistics: Statistics, estimates: dict[str, float], intervals: dict[str, tuple[float, float]]
-) -> dict[str, dict[str, Any]]:
+def measured(part: Evaluated, bootstrap: int, seed: int, ranked: Sequence[str] = metrics.UNCERTAINTIES) -> Measurement:
+    """Every metric of labelled images with what its interval is made of; paired with that of other networks.
+
+    `ranked` are the uncertainties that are to find mistakes.
+    """
+    labels = part.labels
+    assert labels is not None
+    return measure(lambda left_out: Statistics(part.without(left_out), labels, ranked), part.units, bootstrap, seed)
+
+
+def _errors(statistics: Statistics, measurement: Measurement) -> dict[str, dict[str, Any]]:
     """How well each uncertainty finds the mistakes."""
     best = metrics.best_aurc(int(statistics.errors.sum()), statistics.count)
     found: dict[str, dict[str, Any]] = {}
     for name in statistics.scores:
         keys = {what: f"errors/{name}/{what}" for what in ("auroc", "aurc")}
-        found[name] = {what: estimates[key] for what, key in keys.items()}
+        found[name] = {what: measurement[key] for what, key in keys.items()}
         found[name]["excess_aurc"] = found[name]["aurc"] - best
-        found[name] |= {f"{what}_interval": intervals[key] for what, key in keys.items()}
+        found[name] |= {f"{what}_interval": measurement.interval(key) for what, key in keys.items()}
     return found
 
 
@@ -153,21 +102,16 @@ def _curves(statistics: Statistics) -> dict[str, Tensor]:
     return curves
 
 
-def _separations(own: Prediction, other: Prediction, bootstrap: int, seed: int) -> dict[str, dict[str, Any]]:
-    """How well each uncertainty tells another data set apart; both sets of images are resampled."""
-    others = metrics.uncertainties(other)
-    positive = torch.arange(len(own) + len(other)) >= len(own)
+def _separations(own: Evaluated, other: Evaluated, bootstrap: int, seed: int) -> dict[str, dict[str, Any]]:
+    """How well each uncertainty tells another data set apart; intervals over both sets of images and the draws."""
+    scores, others = metrics.uncertainties(own.prediction), metrics.uncertainties(other.prediction)
+    measurement = measure(
+        lambda left_out: Separations(own.without(left_out), other.without(left_out)), own.units, bootstrap, seed
+    )
     found: dict[str, dict[str, Any]] = {}
-    rankings: dict[str, Ranking] = {}
-    for name, score in metrics.uncertainties(own).items():
+    for name, score in scores.items():
         found[name] = metrics.separation(score, others[name])._asdict()
-        rankings[name] = Ranking(torch.cat([score, others[name]]), positive)
-
-    def of(weights: Tensor) -> Tensor:
-        return torch.stack([ranking.statistics(weights)[0] for ranking in rankings.values()])
-
-    for name, values in zip(rankings, replicate(of, len(positive), bootstrap, seed), strict=True):
-        found[name]["auroc_interval"] = interval(values)
+        found[name]["auroc_interval"] = measurement.interval(name)
     return found
 
 
@@ -176,12 +120,6 @@ def _temperature_scaling(test: Evaluated, validation: Evaluated) -> dict[str, An
     assert test.labels is not None
     assert validation.labels is not None
     if not len(validation):
-        warnings.warn(
-            "The members of the ensemble held out no image in common, so it is not calibrated: train them with one "
-            "--seed, or a larger --validation-fraction.",
-            DubitoWarning,
-            stacklevel=2,
-        )
         return None
     temperature = fit_temperature(validation.prediction.probs, validation.labels)
     probs = test.prediction.probs
@@ -213,23 +151,6 @@ def _conformal(test: Evaluated, validation: Evaluated, coverage: float, seed: in
         sets = set_metrics(fitted.sets(test.prediction.probs), test.labels)
         found[method.value] = {"threshold": fitted.threshold, "randomized": fitted.is_randomized, **sets}
     return found
-
-
-def noise_level(gamma: float, prediction: Prediction, labels: Tensor, bootstrap: int, seed: int) -> NoiseLevel:
-    """Accuracy and mean uncertainties of noisy images, with intervals of the two."""
-    from dubito.evaluation.evaluation import NoiseLevel
-
-    names = metrics.UNCERTAINTIES[:-1]
-    columns = torch.stack([getattr(prediction, name) for name in names], 1)
-    means = dict(zip(names, columns.double().mean(0).tolist(), strict=True))
-    aleatoric, epistemic = (interval(values) for values in bootstrap_means(columns[:, :2], bootstrap, seed))
-    return NoiseLevel(
-        gamma=gamma,
-        accuracy=metrics.accuracy(prediction.probs, labels),
-        **means,
-        aleatoric_interval=aleatoric,
-        epistemic_interval=epistemic,
-    )
 
 
 def plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ plain twin, and a row in `benchmarks/kernels.py`; one that does not bring a tent
 | ``local`` | :class:`dubito.estimators.local.Local` |
 | ``gaussian_kl`` | :meth:`dubito.variational.prior.GaussianPrior.divergence` |
 | ``noise`` | `torch.randn` |
+| ``std`` | :func:`dubito.softplus.softplus` |
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from dubito.kernels import gaussian_kl, local, noise
+from dubito.kernels import gaussian_kl, local, noise, std
 
 __all__ = ["find", "without"]
 
-TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "noise": noise}
+TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "noise": noise, "std": std}
 _off: set[str] = set()
 
 

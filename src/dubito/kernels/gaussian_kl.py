@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 from dubito.kernels.eager import runs_eagerly
-from dubito.softplus import softplus
 
 __all__ = ["applies", "compute"]
 
 
-def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
+def applies(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
     """Whether the prior has one standard deviation for all weights, and tensors are ordinary."""
-    return prior_std.numel() == 1 and runs_eagerly(mean, rho, prior_mean, prior_std)
+    return prior_std.numel() == 1 and runs_eagerly(mean, rho, std, prior_mean, prior_std)
 
 
-def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL in nats, a scalar."""
-    result: Tensor = _GaussianKL.apply(mean, rho, prior_mean, prior_std)
+def compute(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+    """KL in nats, a scalar; `std` are the values of sigma."""
+    result: Tensor = _GaussianKL.apply(mean, rho, std, prior_mean, prior_std)
     return result
 
 
@@ -47,11 +46,10 @@ class _GaussianKL(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-        std = softplus(rho)
+    def forward(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
         squares = _sum_of_squares(std) + _sum_of_squares(_deviation(mean, prior_mean))
         # log softplus(x) < x for every x, and equals it where softplus underflows
-        log_std = torch.minimum(std.clamp_min_(torch.finfo(std.dtype).tiny).log_(), rho, out=std).sum()
+        log_std = torch.minimum(std.clamp_min(torch.finfo(std.dtype).tiny).log_(), rho).sum()
         constant = (prior_std.log() - 0.5) * mean.numel()
         return squares / (2 * prior_std.square()).reshape(()) - log_std + constant.reshape(())
 
@@ -61,12 +59,12 @@ class _GaussianKL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mean, rho, prior_mean, prior_std = ctx.saved_tensors
+        mean, rho, std, prior_mean, prior_std = ctx.saved_tensors
         precision = prior_std.reshape(()).square().reciprocal()
         # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
         floor = math.sqrt(torch.finfo(rho.dtype).tiny)
-        std = softplus(rho).clamp_min(floor)
+        std = std.clamp_min(floor)
         of_std = std * precision - std.reciprocal()
         of_rho = of_std * torch.sigmoid(rho).clamp_min(floor)
         of_mean = _deviation(mean, prior_mean) * (precision * gradient) if ctx.needs_input_grad[0] else None
-        return of_mean, of_rho * gradient if ctx.needs_input_grad[1] else None, None, None
+        return of_mean, of_rho * gradient if ctx.needs_input_grad[1] else None, None, None, None

@@ -49,8 +49,7 @@ class _BayesConvTranspose(BayesConvNd):
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """The layer's output, of that spatial size if given."""
-        linear_map, x = self.linear_map(x, output_size)
-        return self._effective_estimator()(linear_map, x, self.posteriors["weight"], self._bias)  # type: ignore[arg-type]
+        return self._estimate(*self.linear_map(x, output_size))
 
     def linear_map(self, x: Tensor, output_size: Sequence[int] | None = None) -> tuple[LinearMap, Tensor]:
         """The transposed convolution."""

@@ -39,7 +39,7 @@ TITLES = {
 
 
 class Experiment(str, Enum):
-    """What of the paper is reproduced."""
+    """The experiments of the paper that are reproduced."""
 
     TABLE1 = "table1"
     TABLE2 = "table2"
@@ -51,7 +51,7 @@ class Experiment(str, Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training of the grid; `epochs` is for one that takes longer than the budget has for its network."""
+    """One training of the grid; `epochs` is set if it is longer than the budget allows its network."""
 
     model: str
     data: str
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its run folder.
+        """The name of its run folder.
 
         >>> Cell("lenet5", "mnist").name, Cell("lenet5", "mnist", head="softmax").name
         ('lenet5-mnist-vi', 'lenet5-mnist-vi-softmax')
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name to show to people."""
         head = "" if self.head == "softplus" else f", {TITLES[self.head]} head"
         epochs = "" if self.epochs is None else f", {self.epochs} epochs"
         return f"{TITLES[self.inference]} {TITLES[self.model]} on {TITLES[self.data]}{head}{epochs}"
@@ -155,14 +155,14 @@ CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 2}
 """Epochs of a Bayesian VGG16 of the budget ``cpu``."""
 
 CPU_KL: dict[tuple[str, str], dict[str, Any]] = {("alexnet", "cifar100"): {"temperature": 0.1, "warmup_epochs": 10.0}}
-"""Where the budget ``cpu`` weighs KL otherwise than the preset, which was tuned on CIFAR-10: on CIFAR-100 AlexNet
+"""Where the budget ``cpu`` weighs KL differently from the preset, which was tuned on CIFAR-10: on CIFAR-100 AlexNet
 overfits at the preset's temperature, and 0.1 has a lower validation NLL than 0.05 and 0.2 (docs/reproduction.md)."""
 
 LONG = Cell("lenet5", "cifar10", epochs=100)
-"""What the budget ``cpu`` trains as long as the paper does: a weight's posterior is shown up to there."""
+"""The one training of the budget ``cpu`` that is as long as the paper's: it shows a weight's posterior over time."""
 
 LONG_SETTINGS = {"learning_rate": 1e-3, "clip": 3.0}
-"""Its own, for the preset's are those of short trainings: so long at their learning rate, the loss explodes."""
+"""Its settings: at the preset's learning rate, which is that of short trainings, the loss explodes in 100 epochs."""
 
 SECONDS_PER_EPOCH = {
     ("lenet5", "vi"): 17,
@@ -175,7 +175,7 @@ SECONDS_PER_EPOCH = {
     ("vgg16", "frequentist"): 900,
     ("vgg16", "dropout"): 950,
 }
-"""A first guess, of one core, for the time left and for planning; 45,000 images and one draw."""
+"""Rough times on one core, for planning and for the time left: 45,000 images, one draw."""
 
 
 def warm(cell: Cell, budget: Budget) -> bool:
@@ -240,7 +240,7 @@ def chosen(experiments: Iterable[Experiment], budget: Budget, only: str = "") ->
 
 
 def parse_only(only: str) -> dict[str, list[str]]:
-    """The values that --only allows, by the part of a cell that they are of; a part given twice allows both.
+    """The values that --only allows, by name; a name that is given twice allows both values.
 
     >>> parse_only("model=lenet5,model=alexnet,data=mnist")
     {'model': ['lenet5', 'alexnet'], 'data': ['mnist']}
@@ -279,7 +279,7 @@ def settings(cell: Cell, budget: Budget, runs: Path) -> TrainingConfig:
 
 
 def estimated_seconds(cell: Cell, budget: Budget) -> float:
-    """About how long a cell takes one core."""
+    """Roughly how many seconds a cell takes on one core."""
     if budget.name == "smoke":
         return {"lenet5": 0.5, "alexnet": 1.0, "vgg16": 5.0}[cell.model]
     config = settings(cell, budget, Path())

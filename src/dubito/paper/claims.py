@@ -47,7 +47,7 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The verdict in words."""
         good, count = sum(test.holds for test in self.tests), len(self.tests)
         if not count:
             return "not run"
@@ -77,7 +77,7 @@ def _pairs(contents: Contents, inference: str = "frequentist") -> Iterator[tuple
 
 
 def _trained_alike(contents: Contents) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The pairs whose Bayesian network does not start where its twin ends, with all that is asked of them."""
+    """The pairs whose Bayesian network does not start from its twin's weights and whose rows have all numbers."""
     cells = contents.get("table1", {}).get("cells", {})
     warm = {
         f"{TITLES[row['model']]}, {TITLES[row['data']]}"
@@ -344,7 +344,7 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of a Bayesian network of table 1 beside its twin; None is not known."""
+    """How a Bayesian network of table 1 compares with the paper and with its twin; None if not known."""
 
     cell: str
     title: str
@@ -359,7 +359,7 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether nothing that is known is missed."""
+        """Whether no known goal is missed."""
         return False not in (self.reaches_paper, self.near_twin, self.better_nll, self.better_ece)
 
 
@@ -401,7 +401,7 @@ def goals(contents: Contents) -> list[Goal]:
 
 
 def _interval(ours: dict[str, Any], name: str, twin: dict[str, Any] | None) -> tuple[float, float] | None:
-    """Of the difference from the twin; None if it is not known, or that of a twin from before."""
+    """The interval of the difference from the twin; None if not known, or if it was measured against an older twin."""
     key = f"{name}_beside_twin"
     if twin is None or key not in ours or abs(ours[key] - (ours[name] - twin[name])) > 1e-9:
         return None

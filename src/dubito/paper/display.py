@@ -18,7 +18,7 @@ __all__ = ["Display", "duration", "time_left"]
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds as people read them.
 
     >>> duration(42), duration(750), duration(20000)
     ('42 s', '12 min', '5.6 h')

@@ -1,4 +1,4 @@
-"""The page that tells what of the paper was reproduced, built from the result files and nothing else."""
+"""The page on what of the paper was reproduced, built from the result files alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, goals, judge
 from dubito.paper.display import duration
 from dubito.paper.results import read
-from dubito.paper.tables import HEADINGS, NOTES, markdown, table
+from dubito.paper.tables import COVERS_BOTH, HEADINGS, coverage, markdown, note, table
 from dubito.paper.trials import TEXT, trials
 from dubito.runs.config import configure, with_defaults
 
@@ -109,7 +109,7 @@ def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
 
 
 def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """How Bayesian networks were trained here, where it is not as the appendix has it."""
+    """The settings of the Bayesian networks that differ from the paper's appendix."""
     trained = [facts["settings"] for content in contents.values() for facts in content["cells"].values() if facts]
     here = [with_defaults(given) for given in trained if given["inference"] == "vi"]
     rows = []
@@ -127,7 +127,7 @@ def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
 
 
 NOT_COMPARED = ("model", "data", "head", "seed", "warm_start", "warmup_epochs")
-"""What makes a cell, and what the appendix's schedule of KL does not look at."""
+"""Settings that differ from cell to cell, and those that the appendix's schedule of KL does not use."""
 
 
 def _value(given: object) -> str:
@@ -161,11 +161,12 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
     text = (
         "What a Bayesian network should reach: "
         + "; ".join(GOALS)
-        + ". Published accuracies are whole per cents, and ours is compared with them as it is. In brackets 95 % "
-        "intervals of the differences, from paired bootstrap resamples of the test images; where one contains 0, "
-        "these images do not tell the two networks apart. The noise of finitely many images pushes ECE up, most "
-        "where it is smallest, so that networks look more alike in it than they are; its intervals are those of ECE "
-        "with so many images."
+        + ". A tick says what the numbers of this one training say, whatever the interval. Published accuracies are "
+        "whole per cents, and ours is compared with them as it is. In brackets 95 % intervals of the differences "
+        "between the two networks on the same test images; where one contains 0, this evaluation does not tell them "
+        f"apart. {coverage(_bayesian_rows(contents))} No interval covers another training. Finitely many images push "
+        "ECE up, most where it is smallest, so that networks look more alike in it than they are; its intervals are "
+        "those of ECE with this number of images."
     )
     if not found:
         return f"{text}\n\nNot run."
@@ -204,6 +205,10 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
     return "\n\n".join(parts)
 
 
+def _bayesian_rows(contents: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in contents.get("table1", {}).get("rows", []) if row["inference"] == "vi"]
+
+
 def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
     """How a training and its twin's went: still learning, saved by an early epoch, too sure or too modest."""
     curves = content["curves"]
@@ -219,7 +224,7 @@ def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
 
 
 def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
-    """Mean confidence beside accuracy, for calibration error does not say which is larger; nothing if not known."""
+    """Mean confidence beside accuracy, because calibration error does not say which is larger; empty if not known."""
 
     def told(row: dict[str, Any], text: str) -> str:
         verdict = leaning(row["confidence"], (row["accuracy_low"], row["accuracy_high"]))
@@ -228,6 +233,8 @@ def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
     if "confidence" not in measured:
         return ""
     text = told(measured, "; on test images {:.1f} % sure on average and {:.1f} % right, {}")
+    if measured.get("intervals_cover") != COVERS_BOTH:  # a twin has no draws
+        text += " by an interval over images alone"
     return text if twin is None or "confidence" not in twin else text + told(twin, " (twin: {:.1f} and {:.1f}, {})")
 
 
@@ -245,7 +252,7 @@ def _section(name: str, content: dict[str, Any] | None, link: str, results: Path
     parts = [f"## {HEADINGS[name]}"]
     if content is None:
         return "\n\n".join([*parts, f"Not run: `dubito reproduce {name}`."])
-    parts += [table(content), NOTES[name]]
+    parts += [table(content), note(content)]
     if name == "noise":
         parts.append(
             "Over a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, "

@@ -43,7 +43,7 @@ POLL = 0.25
 """Seconds between two looks at the workers."""
 
 Report = Callable[[str, float], None]
-"""Told what is being done to a cell, and its share of the epochs that is done."""
+"""Called with what is being done to a cell and with the share of its epochs that is done."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -107,7 +107,7 @@ def _watch(report: Report, deadline: float | None) -> pl.Callback:
 
 
 def different_settings(found: Mapping[str, Any], wanted: TrainingConfig) -> list[str]:
-    """The names of settings, of those that `wanted` looks at, that were others; paths may be written differently."""
+    """The names of the settings in use that differ from `wanted`; paths may be written differently."""
     paths, stored = ("data", "warm_start"), with_defaults(found)
     return [name for name, value in wanted.in_force().items() if stored[name] != value and name not in paths]
 
@@ -122,7 +122,7 @@ def require_same_settings(run: Run, config: TrainingConfig) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a process killed while it made the folder has left: no settings yet, so no work is lost."""
+    """Remove the files of a process that was killed before it wrote the settings: no training is lost."""
     if folder.is_dir() and all(
         path.name == "environment.json" or path.name.startswith((".environment", ".config"))
         for path in folder.iterdir()

@@ -1,4 +1,4 @@
-"""What finished cells have shown: numbers read from run folders, for the tables.
+"""The numbers of finished cells, read from their run folders, for the tables.
 
 Accuracy, NLL and calibration error are those of the test split at the epoch with the lowest validation NLL; curves over
 the epochs are those of the validation part. No published number comes into this file.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dubito.evaluation import Evaluation, compare
@@ -94,6 +95,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
     for name in ("nll", "ece"):
         row[name] = metrics[name]
         row[f"{name}_low"], row[f"{name}_high"] = metrics["intervals"][name]
+    row["intervals_cover"] = metrics["settings"]["intervals_cover"]
     row["confidence"] = 100 * float(found.evaluation.test.prediction.confidence.double().mean())
     first, last = found.epochs[0], found.epochs[-1]
     return {
@@ -110,7 +112,7 @@ def accuracy_row(found: Finished) -> dict[str, Any]:
 
 
 def beside_twin(found: Finished, twin: Finished, bootstrap: int) -> dict[str, float]:
-    """By how much a network differs from its twin on the same test images, with paired intervals."""
+    """By how much a network differs from its twin on the same test images, with intervals over images and draws."""
     both = compare([twin.evaluation, found.evaluation], bootstrap=bootstrap)
     row: dict[str, float] = {}
     for name, unit in (("accuracy", 100), ("nll", 1), ("ece", 1)):
@@ -160,22 +162,23 @@ def batch_aleatoric(outputs: Tensor, axis: str) -> Tensor:
     >>> batch_aleatoric(torch.zeros(1000, 10), "batch")[0]
     tensor(0.0010)
     """
-    import dubito
+    from dubito.heads import softplus_normalize
 
-    p = dubito.softplus_normalize(outputs, {"classes": 1, "batch": 0}[axis])
+    p = softplus_normalize(outputs, {"classes": 1, "batch": 0}[axis])
     return (p - p.square()).mean(1)
 
 
 def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
     """Aleatoric uncertainty at each noise level, of the first test image and of many, normalised both ways.
 
-    Kept in the run folder, for it takes a deep network minutes.
+    By draws of the weights. Kept in the run folder, because a deep network takes minutes.
     """
-    from dubito.evaluation.evaluation import fingerprint
+    from dubito.evaluation.storage import fingerprint
 
     file = found.run.path / "noise.json"
     count = budget.noise_images[found.cell.model]
-    key = {"weights": fingerprint(found.run, "best"), "images": count, "batch": budget.batch, "samples": budget.samples}
+    key = {"weights": fingerprint(found.run, "best"), "images": count, "batch": budget.batch}
+    key |= {"samples": budget.samples, "method": "weights"}
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["key"] == key:
@@ -186,27 +189,22 @@ def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
 
 
 def _noise(run: Run, count: int, batch: int, samples: int) -> dict[str, Any]:
-    from dubito.data import normalize, open_dataset, with_channels
-    from dubito.estimators import estimator
+    from dubito.data import with_channels
+    from dubito.evaluation.noise import noisy_batches
+    from dubito.prediction import Predictor
     from dubito.progress import track
 
-    network = run.load()
-    images = with_channels(open_dataset(run.config.data).test().images[:count], run.data.channels)
-    images = images[: len(images) // batch * batch]  # whole batches, for the constant depends on their size
-    std = torch.tensor(run.data.std).view(-1, 1, 1)
+    networks = Predictor(run.load(), samples).networks()
+    images = with_channels(run.open_data().test().images[:count], run.data.channels)
+    images = images[: len(images) // batch * batch]  # whole batches, because the constant depends on their size
     levels = []
     for gamma in track(NOISE_LEVELS, f"Noise on {run.path.name}"):
-        # The same noise at every level, so that differences are those of the level alone.
-        generator = torch.Generator().manual_seed(0)
         sums: dict[str, list[Tensor]] = {"classes": [], "batch": []}
-        with torch.no_grad(), torch.random.fork_rng(), estimator(network, run.config.estimator):
-            torch.manual_seed(0)
-            for part in images.split(batch):
-                inputs = normalize(part, run.data.mean, run.data.std)
-                inputs += torch.randn(inputs.shape, generator=generator) * (gamma / std)
-                draws = [_outputs(network, inputs) for _ in range(samples)]
-                for axis, values in sums.items():
-                    values.append(torch.stack([batch_aleatoric(outputs, axis) for outputs in draws]).mean(0))
+        for inputs in noisy_batches(images, run, gamma, batch, seed=0):
+            with torch.no_grad():
+                draws = [_outputs(network, inputs) for network in networks]
+            for axis, values in sums.items():
+                values.append(torch.stack([batch_aleatoric(outputs, axis) for outputs in draws]).mean(0))
         row: dict[str, Any] = {"gamma": gamma}
         for axis, values in sums.items():
             each = torch.cat(values).double()
@@ -231,18 +229,19 @@ def filter_content(found: Finished) -> dict[str, Any]:
 
     Filter and place are those with the largest output in terms of its standard deviation, in the middle of the image.
     """
-    from dubito.data import normalize, open_dataset
+    from dubito.data import normalize
     from dubito.layers import BayesConv2d
 
     run = found.run
     layer = next(module for module in run.load().children() if isinstance(module, BayesConv2d))
-    image = open_dataset(run.config.data).test().images[:1]
+    image = run.open_data().test().images[:1]
     x = normalize(image, run.data.mean, run.data.std)
     assert layer.bias_mean is not None
     assert layer.bias_std is not None
     with torch.no_grad():
-        mean = layer.linear_map(x, layer.weight_mean, layer.bias_mean)[0]
-        variance = layer.linear_map(x.square(), layer.weight_std.square(), layer.bias_std.square())[0]
+        mean = F.conv2d(x, layer.weight_mean, layer.bias_mean, layer.stride, layer.padding)[0]
+        spread = layer.weight_std.square(), layer.bias_std.square()
+        variance = F.conv2d(x.square(), *spread, layer.stride, layer.padding)[0]
         snr = mean.abs() / variance.sqrt()
         inside = snr[:, 8:-8, 8:-8]
         place = int(inside.argmax())

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, and nothing else: the only place where they stand.
+"""The numbers that the paper prints. They stand in no other file.
 
 What dubito measures never comes from here; tables put the two side by side at the very end.
 """

@@ -77,7 +77,7 @@ def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -
 
 
 def _keep_earlier(content: Content, earlier: Content | None, wanted: dict[str, TrainingConfig]) -> None:
-    """Give cells without a run folder here the numbers that the files have of them."""
+    """Keep the numbers in the files of cells whose run folder is not here."""
     if earlier is None or earlier["budget"] != content["budget"]:
         return
     cells = content["cells"]
@@ -196,10 +196,8 @@ def _without_gamma(level: Content | None) -> Content | None:
 
 
 def _first_image(found: dict[Cell, Finished]) -> list[list[int]] | None:
-    from dubito.data import open_dataset
-
     for done in found.values():
-        pixels: list[list[int]] = open_dataset(done.run.config.data).test().images[0, 0].tolist()
+        pixels: list[list[int]] = done.run.open_data().test().images[0, 0].tolist()
         return pixels
     return None
 
@@ -267,7 +265,7 @@ def _csv(rows: list[Content]) -> str:
 
 def _page(content: Content) -> str:
     """The table as Markdown, with how it was made."""
-    from dubito.paper.tables import HEADINGS, NOTES, table
+    from dubito.paper.tables import HEADINGS, note, table
 
     name = content["experiment"]
     made = content["made"]
@@ -276,7 +274,7 @@ def _page(content: Content) -> str:
         "",
         table(content),
         "",
-        NOTES[name],
+        note(content),
         "",
         f"Made by `{made['command']}` at commit {made['commit']} on {made['hardware']}, Python {made['python']}. "
         f"Budget `{content['budget']}`: {content['says']}",

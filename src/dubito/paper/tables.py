@@ -7,7 +7,7 @@ from typing import Any
 
 from dubito.paper.cells import TITLES
 
-__all__ = ["HEADINGS", "NOTES", "markdown", "table"]
+__all__ = ["COVERS_BOTH", "HEADINGS", "coverage", "markdown", "note", "table"]
 
 HEADINGS = {
     "table1": "Table 1: accuracy",
@@ -20,7 +20,7 @@ HEADINGS = {
 
 NOTES = {
     "table1": "Measured on the test split, once, with the weights of the epoch of lowest validation NLL; in brackets "
-    "95 % bootstrap intervals. `validation` is the validation accuracy of the most accurate epoch, which comes nearer "
+    "95 % intervals. `validation` is the validation accuracy of the most accurate epoch, which comes nearer "
     "to how the paper chose. Published numbers are whole per cents. The paper has neither NLL nor calibration error. "
     "Temperature multiplies KL; 1 is the exact free energy. Except under the budget `paper`, a Bayesian VGG16 starts "
     "from its twin's weights, with a prior around them: its epochs come after the twin's, and the twin has no others.",
@@ -43,6 +43,36 @@ NOTES = {
 }
 
 NOT_RUN = "not run"
+COVERS_BOTH = "images and draws"
+"""What the intervals of a measured row cover; in rows that do not say so they cover the images alone."""
+
+
+def note(content: dict[str, Any]) -> str:
+    """What a reader must know about an experiment's table."""
+    name = content["experiment"]
+    return f"{NOTES[name]} {coverage(content['rows'])}".rstrip() if name == "table1" else NOTES[name]
+
+
+def coverage(rows: Sequence[dict[str, Any]]) -> str:
+    """What the intervals of rows cover: rows of earlier code have intervals over images alone.
+
+    >>> coverage([{"model": "lenet5", "data": "mnist", "inference": "vi", "measured": {"accuracy": 99.0}}])[:46]
+    'The intervals cover the test images alone: the'
+    """
+    drawn = [row for row in rows if row["measured"] is not None and row["inference"] != "frequentist"]
+    old = [row for row in drawn if row["measured"].get("intervals_cover") != COVERS_BOTH]
+    if not drawn:
+        return ""
+    if not old:
+        return "The intervals cover the test images and the draws of the networks."
+    warning = (
+        "cover the test images alone: the draws were not resampled, and another seed of the draws can move the numbers "
+        "of a network that draws by more than they say."
+    )
+    if len(old) == len(drawn):
+        return f"The intervals {warning}"
+    names = ", ".join(f"{TITLES[row['inference']]} {TITLES[row['model']]} on {TITLES[row['data']]}" for row in old)
+    return f"The intervals cover the test images and the draws of the networks, but those of {names} {warning}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -58,7 +88,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float | None, digits: int, missing: str = "") -> str:
-    """A number with so many decimals, or what stands for none."""
+    """A number with `digits` decimals, or `missing` for None."""
     return missing if value is None else f"{value:.{digits}f}"
 
 

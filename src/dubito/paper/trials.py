@@ -1,4 +1,4 @@
-"""Trainings with other settings than the preset's: what was tried on the way to it, on validation images alone."""
+"""Trainings with other settings than the preset's: what was tried, judged on validation images alone."""
 
 from __future__ import annotations
 

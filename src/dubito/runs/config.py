@@ -147,8 +147,8 @@ class TrainingConfig:
             prior: str | float = float(self.prior)
         except ValueError:
             prior = self.prior
-        names = ("estimator", "parameterization", "initial_std")
-        return {**{name: getattr(self, name) for name in names}, "prior": prior}
+        options = {"estimator": self.estimator, "posterior": self.parameterization, "initial_std": self.initial_std}
+        return {**options, "prior": prior}
 
 
 USED_BY: dict[str, tuple[str, ...]] = {

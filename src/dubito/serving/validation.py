@@ -20,7 +20,8 @@ from torch import Tensor
 from dubito.data import DATASETS, cache_folder, status
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
-from dubito.evaluation.evaluation import _held_out, fingerprint
+from dubito.evaluation.images import held_out_images
+from dubito.evaluation.storage import fingerprint
 from dubito.evaluation.thumbnails import data_uri
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
@@ -153,7 +154,7 @@ def _require_local_data(run: Run) -> None:
 
 
 def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Validation:
-    held_out = _held_out([model.run])
+    held_out = held_out_images([model.run])
     if not len(held_out):
         raise RunError(f"{model.run.path} held no images out.")
     chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))[:wanted].sort().values

@@ -8,7 +8,7 @@ every reading is a fresh draw. Passes belong to their thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "note_use", "one_pass", "open_pass", "remembered"]
 
 
 class Pass:
@@ -29,6 +29,8 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
+        self.values: dict[Posterior, Tensor] = {}
+        self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -69,6 +71,22 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     """The forward hook that ends what :func:`open_pass` began."""
     if not torch.compiler.is_compiling() and _thread.owner is module:
         _thread.current = _thread.owner = None
+
+
+def note_use(posterior: Posterior) -> None:
+    """Say that the pass under way computes with this posterior."""
+    if not torch.compiler.is_compiling() and _thread.current is not None:
+        _thread.current.used.add(posterior)
+
+
+def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:
+    """Values that a pass needs several times of a posterior, without a gradient: made once in it."""
+    current = None if torch.compiler.is_compiling() else _thread.current
+    if current is None:
+        return make()
+    if posterior not in current.values:
+        current.values[posterior] = make()
+    return current.values[posterior]
 
 
 def drawn(posterior: Posterior) -> Tensor:

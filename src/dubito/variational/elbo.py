@@ -9,16 +9,19 @@ of an epoch: kl_weight = temperature * M * beta_i, where the beta_i sum to 1.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from enum import Enum
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
+from dubito.errors import DubitoWarning, OptionError, ShapeError, choose, not_a_tensor
 from dubito.heads import Head, categorical_log_likelihood, get_head, resolve_head
-from dubito.variational.draws import one_pass
+from dubito.variational.draws import Pass, one_pass
 from dubito.variational.kl import kl_divergence
+from dubito.variational.posterior import posteriors
 
 __all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
 
@@ -80,6 +83,7 @@ class ELBO:
         self.temperature = temperature
         self.samples = samples
         self.kl_samples = kl_samples
+        self._seen: WeakSet[nn.Module] = WeakSet()
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
         """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
@@ -88,7 +92,7 @@ class ELBO:
         log_probs: list[Tensor] = []
         divergences: list[Tensor] = []
         for _ in range(self.samples):
-            with one_pass():
+            with one_pass() as under_way:
                 outputs = model(inputs)
                 if not isinstance(outputs, Tensor):
                     raise ShapeError(not_a_tensor(outputs, "ELBO"))
@@ -99,10 +103,27 @@ class ELBO:
                     likelihoods.append(head.log_likelihood(outputs, targets))
                 if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
+                if under_way is not None:
+                    self._warn_of_unused(model, under_way)
         kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
         weight = self.temperature if kl_weight is None else kl_weight
         return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
+
+    def _warn_of_unused(self, model: nn.Module, under_way: Pass) -> None:
+        """Once for a model: name the posteriors that its first forward pass did not use, though KL counts them."""
+        if model in self._seen:
+            return
+        self._seen.add(model)
+        unused = [name for name, q in posteriors(model).items() if q not in under_way.used]
+        if unused:
+            shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+            warnings.warn(
+                f"The forward pass did not use {shown}, but KL counts them: leave those layers out with "
+                "to_bayesian(only=...), or check that the network calls them.",
+                DubitoWarning,
+                stacklevel=3,
+            )
 
 
 def _mean_log_probs(draws: list[Tensor]) -> Tensor | None:

@@ -1,0 +1,343 @@
+"""Evaluating trained networks: what they predict for images that no training has seen, and how good that is.
+
+Post-hoc calibration uses the validation images that the run itself held out. Several runs are one ensemble: the draws
+of all members are draws of one predictive distribution, in which every member counts as much as any other.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.data import DATASETS, Dataset, open_dataset
+from dubito.errors import DubitoWarning, OptionError, RunError, ShapeError
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.evaluation import Evaluation
+from dubito.evaluation.images import held_out_images, own_test_images, place_of, test_images
+from dubito.evaluation.noise import noise_level, noisy_batches
+from dubito.evaluation.storage import fingerprint
+from dubito.evaluation.summary import plain, summarize
+from dubito.prediction import Ensemble, Prediction, Predictor, decompose, pool
+from dubito.prediction.weights import seeds_of
+from dubito.progress import progress_bar
+from dubito.runs.run import Run
+
+__all__ = ["evaluate"]
+
+Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
+
+
+def evaluate(
+    networks: Runs | nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
+    *,
+    data: str | None = None,
+    samples: int = 10,
+    ood: Sequence[str] = (),
+    noise: Sequence[float] = (0.0, 0.1, 0.2, 0.3),
+    noise_images: int | None = 2000,
+    coverage: float = 0.9,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    checkpoint: str = "best",
+    batch_size: int = 256,
+    device: str | torch.device = "cpu",
+    progress: bool = False,
+) -> Evaluation:
+    """Evaluate a run, several runs as one ensemble, or any network with batches of labelled images.
+
+    Members of an ensemble must have been trained on the same data set; a member without anything to draw gives one
+    draw. Post-hoc calibration uses the images that every member held out. A network that is given with `batches` has
+    no such images, so it is not calibrated, and `data`, `ood`, `noise` and `checkpoint` are not used.
+
+    Every interval is of 95 % and covers the test images and the draws: it is one for the expected value of the metric
+    over test sets of this size and over seeds, with this number of draws. A network without draws has intervals over
+    images alone. See :mod:`dubito.evaluation.intervals`.
+
+    Args:
+        networks: a run or its folder, or several; or a module, such as one that :func:`dubito.ensemble` made.
+        batches: for a module: pairs of inputs, as it takes them, and labels.
+        data: another data set with the same classes, whose test images to use; None for the run's own.
+        samples: draws of each network.
+        ood: data sets whose test images the network should find strange.
+        noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
+        noise_images: how many test images, chosen at random, get noise; None for all.
+        coverage: requested of conformal sets.
+        bootstrap: resamples of the images for the intervals.
+        seed: of draws, noise and resamples.
+        checkpoint: ``best`` or ``last``.
+        batch_size: images at once; the results do not depend on it.
+        device: where the networks compute.
+        progress: show a progress bar with the time left, on stderr.
+
+    >>> import dubito
+    >>> network = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")
+    >>> batches = [(torch.randn(20, 4), torch.randint(3, (20,))) for _ in range(3)]
+    >>> evaluation = evaluate(network, batches)
+    >>> len(evaluation.test), sorted(evaluation.metrics)[:3]
+    (60, ['accuracy', 'aleatoric', 'brier'])
+    """
+    began = perf_counter()
+    _check_options(samples, noise, noise_images, coverage, bootstrap)
+    options = _Options(samples, coverage, bootstrap, seed, batch_size, device, progress)
+    if isinstance(networks, nn.Module):
+        return _evaluate_module(networks, batches, options, began)
+    if batches is not None:
+        raise OptionError("batches are for a network: a run is evaluated on test images of its data set, or of `data`.")
+    opened = _open(networks)
+    facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
+    for name in ood:
+        open_dataset(name)
+    test, held_out = own_test_images(opened[0], data), held_out_images(opened, data)
+    strange = {name: test_images(name, opened[0]) for name in dict.fromkeys(ood)}
+    if place_of(test.name) in map(place_of, strange):
+        raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
+    chosen = _some(len(test), noise_images, seed)
+    jobs = {"test": _Job(test, f"{test.name}/test"), "validation": _Job(held_out, f"{held_out.name}/validation")}
+    jobs |= {f"ood/{name}": _Job(part, f"{name}/test", labelled=False) for name, part in strange.items()}
+    jobs |= {f"noise/{gamma!r}": _Job(_take(test, chosen), test.name, gamma) for gamma in noise if gamma > 0}
+
+    found, forward = _predict_jobs(opened, jobs, checkpoint, options)
+    if not len(held_out):
+        _warn_uncalibrated()
+    levels = tuple(
+        noise_level(gamma, found[f"noise/{gamma!r}"] if gamma > 0 else found["test"][chosen], bootstrap, seed)
+        for gamma in noise
+    )
+    others = {name: found[f"ood/{name}"] for name in strange}
+    names = opened[0].data.class_names
+    metrics = summarize(
+        found["test"], found["validation"], others, names, coverage=coverage, bootstrap=bootstrap, seed=seed
+    )
+    metrics["noise"] = [asdict(level) for level in levels]
+    metrics["settings"] = {
+        "data": test.name,
+        **options.described(),
+        "checkpoint": checkpoint,
+        "intervals_cover": found["test"].intervals_cover,
+        "noise_images": len(chosen),
+        "places": {name: place_of(name) for name in (test.name, held_out.name, *strange) if name not in DATASETS},
+        "images": {key: len(job.part) for key, job in jobs.items() if not key.startswith("noise/")},
+        **facts,
+    }
+    seconds = {"total": perf_counter() - began, "forward": forward}
+    return Evaluation(opened, names, found["test"], found["validation"], others, levels, plain(metrics), seconds)
+
+
+def _evaluate_module(
+    network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]] | None, options: _Options, began: float
+) -> Evaluation:
+    if batches is None:
+        raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
+    inputs, labels = _labelled(batches)
+    watch = perf_counter()
+    members = list(network.members) if isinstance(network, Ensemble) else [network]
+    seeds = _member_seeds(options.seed, len(members))
+    drawn = [
+        _draw(_predictor(member.to(options.device), options, seed), inputs)
+        for member, seed in zip(members, seeds, strict=True)
+    ]
+    forward = perf_counter() - watch
+    test = _joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
+    names = tuple(map(str, range(test.prediction.probs.shape[1])))
+    metrics = summarize(
+        test, test[:0], {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
+    )
+    metrics["settings"] = {
+        **options.described(),
+        "intervals_cover": test.intervals_cover,
+        "images": {"test": len(test)},
+    }
+    seconds = {"total": perf_counter() - began, "forward": forward}
+    return Evaluation((), names, test, test[:0], {}, (), plain(metrics), seconds)
+
+
+def _labelled(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:
+    inputs, labels = [], []
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            raise ShapeError("batches holds something that is no pair of inputs and labels.")
+        inputs.append(batch[0])
+        labels.append(batch[1])
+    if not inputs:
+        raise ShapeError("There are no images to evaluate: batches is empty.")
+    return inputs, torch.cat(labels).cpu()
+
+
+# ---- predictions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options that runs and modules have in common."""
+
+    samples: int
+    coverage: float
+    bootstrap: int
+    seed: int
+    batch_size: int
+    device: str | torch.device
+    progress: bool
+
+    def described(self) -> dict[str, Any]:
+        """What decides the results."""
+        return {name: getattr(self, name) for name in ("samples", "seed", "coverage", "bootstrap", "batch_size")}
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """Images to predict, with noise on their pixels."""
+
+    part: Dataset
+    name: str
+    gamma: float = 0.0
+    labelled: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """What one network predicts for a set of images: the probabilities of each draw, and what they make together."""
+
+    draws: Tensor
+    prediction: Prediction
+    unit: str
+
+
+def _predictor(network: nn.Module, options: _Options, seed: int) -> Predictor:
+    return Predictor(network, options.samples, seed=seed, batch_size=options.batch_size)
+
+
+def _member_seeds(seed: int, members: int) -> list[int]:
+    """The seed of each member, as a Predictor of the ensemble has it."""
+    return [seed] if members == 1 else seeds_of(seed, members)
+
+
+def _draw(predictor: Predictor, batches: Iterable[Tensor]) -> _Drawn:
+    """The draws of all batches; a head that splits logits is asked for its own prediction too."""
+    unit = predictor.head.unit
+    draws, predictions = [], []
+    for batch in batches:
+        draws.append(predictor.draws(batch).float().cpu())
+        if unit != "probability":
+            predictions.append(predictor(batch).to("cpu"))
+    together = torch.cat(draws, 1)
+    if bool((together == together[:1]).all()):  # a network without anything to draw
+        together = together[:1]
+    return _Drawn(together, Prediction.cat(predictions) if predictions else decompose(together), unit)
+
+
+def _joined(name: str, images: Tensor, labels: Tensor | None, members: Sequence[_Drawn]) -> Evaluated:
+    """The mixture of the members' draws."""
+    return Evaluated(
+        name=name,
+        images=images,
+        labels=labels,
+        prediction=pool([member.prediction for member in members], [1.0] * len(members)),
+        draws=torch.cat([member.draws for member in members]),
+        members=tuple(len(member.draws) for member in members),
+        unit=members[0].unit,
+    )
+
+
+def _predict_jobs(
+    runs: Sequence[Run], jobs: Mapping[str, _Job], checkpoint: str, options: _Options
+) -> tuple[dict[str, Evaluated], float]:
+    """What the runs together predict for the images of every job, and the seconds that the predictions took."""
+    drawn: dict[str, list[_Drawn]] = {key: [] for key in jobs}
+    seconds = 0.0
+    total = len(runs) * sum(len(job.part) for job in jobs.values())
+    with progress_bar("Evaluating", total, shown=options.progress) as advance:
+        for run, seed in zip(runs, _member_seeds(options.seed, len(runs)), strict=True):
+            predictor = _predictor(run.load(checkpoint).to(options.device), options, seed)
+            if len(runs) > 1 and predictor.head.unit != "probability":
+                raise OptionError(
+                    f"{run.path} has the {predictor.head.name} head, whose uncertainties are those of logits: it "
+                    "cannot be a member of an ensemble."
+                )
+            for key, job in jobs.items():
+                if len(job.part):
+                    began = perf_counter()
+                    batches = noisy_batches(job.part.images, run, job.gamma, options.batch_size, options.seed, advance)
+                    drawn[key].append(_draw(predictor, batches))
+                    seconds += perf_counter() - began
+    found = {}
+    for key, job in jobs.items():
+        labels = job.part.labels if job.labelled else None
+        if drawn[key]:
+            found[key] = _joined(job.name, job.part.images, labels, drawn[key])
+        else:  # a part without images: the test images, none of them
+            empty = _joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
+            found[key] = empty[:0]
+    return found, seconds
+
+
+# ---- options and runs ----------------------------------------------------------------------------------------------
+
+
+def _check_options(
+    samples: int, noise: Sequence[float], noise_images: int | None, coverage: float, bootstrap: int
+) -> None:
+    for name, value in (("samples", samples), ("bootstrap", bootstrap), ("noise_images", noise_images)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name} is {value}, but must be at least 1.")
+    for gamma in noise:
+        if not 0 <= gamma < float("inf"):
+            raise OptionError(f"noise has the level {gamma}, but levels are standard deviations: 0 or more.")
+    if not 0 < coverage < 1:
+        raise OptionError(f"coverage is {coverage}, but must lie between 0 and 1.")
+
+
+def _open(runs: Runs) -> tuple[Run, ...]:
+    given = [runs] if isinstance(runs, (Run, str, os.PathLike)) else list(runs)
+    if not given:
+        raise OptionError("There is no run to evaluate: give at least one.")
+    opened = tuple(run if isinstance(run, Run) else Run.open(run) for run in given)
+    first = opened[0]
+    for run in opened[1:]:
+        same = run.config.data == first.config.data and run.data.class_names == first.data.class_names
+        if not same or run.data.channels != first.data.channels:
+            raise RunError(
+                f"{run.path} was trained on {run.config.data} and {first.path} on {first.config.data}, but members of "
+                "an ensemble need the same data set with the same classes."
+            )
+    return opened
+
+
+def _warn_uncalibrated() -> None:
+    warnings.warn(
+        "The members of the ensemble held out no image in common, so it is not calibrated: train them with one "
+        "--seed, or a larger --validation-fraction.",
+        DubitoWarning,
+        stacklevel=3,
+    )
+
+
+def _some(count: int, wanted: int | None, seed: int) -> Tensor:
+    """Sorted numbers of at most `wanted` of `count` images, chosen at random."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:wanted].sort().values
+
+
+def _take(part: Dataset, index: Tensor) -> Dataset:
+    return Dataset(part.images[index], part.labels[index], part.class_names, part.name, part.mean, part.std)
+
+
+def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:
+    """The settings of the runs that decide their results."""
+    names = ("model", "data", "inference", "head", "activation", "epochs", "batch_size", "learning_rate", "seed")
+    bayesian = ("temperature", "prior", "estimator", "parameterization", "kl_schedule")
+    members = []
+    for run in runs:
+        own = (*names, *bayesian) if run.config.inference == "vi" else names
+        facts: dict[str, Any] = {"run": run.path.resolve().name, **{name: getattr(run.config, name) for name in own}}
+        facts["weights"] = fingerprint(run, checkpoint)
+        members.append(facts)
+    temperatures = {facts.get("temperature") for facts in members}
+    return {"temperature": temperatures.pop() if len(temperatures) == 1 else None, "runs": members}

@@ -1,0 +1,70 @@
+"""Noise on the pixels of test images, and what it does to a network's uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.data import add_pixel_noise, normalize
+from dubito.evaluation import metrics
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.intervals import measure
+from dubito.evaluation.statistics import MEANS, MeanUncertainties
+from dubito.runs.run import Run
+
+__all__ = ["NoiseLevel", "noise_level", "noisy_batches"]
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """Means over test images to whose pixels, in [0, 1], `gamma` times standard normal noise was added.
+
+    The 95 % intervals cover images and draws.
+    """
+
+    gamma: float
+    accuracy: float
+    aleatoric: float
+    epistemic: float
+    entropy: float
+    mutual_information: float
+    aleatoric_interval: tuple[float, float]
+    epistemic_interval: tuple[float, float]
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> NoiseLevel:
+        """From what a JSON file holds."""
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+        return cls(**values)
+
+
+def noise_level(gamma: float, part: Evaluated, bootstrap: int, seed: int) -> NoiseLevel:
+    """Accuracy and mean uncertainties of noisy images, with intervals of aleatoric and epistemic uncertainty."""
+    assert part.labels is not None
+    found = measure(lambda left_out: MeanUncertainties(part.without(left_out)), part.units, bootstrap, seed)
+    return NoiseLevel(
+        gamma=gamma,
+        accuracy=metrics.accuracy(part.prediction.probs, part.labels),
+        **{name: found[name] for name in MEANS},
+        aleatoric_interval=found.interval("aleatoric"),
+        epistemic_interval=found.interval("epistemic"),
+    )
+
+
+def noisy_batches(
+    images: Tensor, run: Run, gamma: float, size: int, seed: int, advance: Callable[[int], None] = lambda count: None
+) -> Iterator[Tensor]:
+    """Batches as the run's network takes them, with noise of standard deviation `gamma` on pixels in [0, 1].
+
+    The sum is not clipped. All levels and all members of an ensemble get the same noise, so that a difference between
+    two levels is that of the level alone. `advance` is told how many images are done.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for part in images.split(size):
+        pixels = add_pixel_noise(part, gamma, generator) if gamma > 0 else part
+        yield normalize(pixels, run.data.mean, run.data.std)
+        advance(len(part))

@@ -1,0 +1,148 @@
+"""Evaluations as files: what is kept of them, and reading it again.
+
+    evaluation.json          metrics, settings, and what the tensors belong to
+    evaluation.safetensors   predictions and labels, and of test and validation images the probabilities of each draw
+
+The draws take 4 bytes a number: with 10 draws, 4 MB for 10,000 images of 10 classes and 40 MB for 100 classes.
+They are kept so that intervals of later comparisons cover the draws. Images are read again from their data sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.errors import RunError
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.images import images_again
+from dubito.evaluation.noise import NoiseLevel
+from dubito.files import write_atomically
+from dubito.prediction import Prediction
+from dubito.runs.run import Run
+
+__all__ = ["fingerprint", "read", "write"]
+
+FILE = "evaluation"
+"""The name of both files, without suffix."""
+_STORED = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
+
+
+def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
+    """Write the fields of an evaluation into `folder`, each of the two files atomically."""
+    from safetensors.torch import save
+
+    folder = Path(folder)
+    parts: dict[str, Evaluated] = {"test": fields["test"], "validation": fields["validation"]}
+    parts |= {f"ood/{name}": part for name, part in fields["ood"].items()}
+    content = {
+        "runs": [os.path.relpath(run.path.resolve(), folder.resolve()) for run in fields["runs"]],
+        "parts": {key: _describe(part) for key, part in parts.items()},
+        "noise": [asdict(level) for level in fields["noise"]],
+        **{name: fields[name] for name in ("class_names", "metrics", "seconds")},
+    }
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    tensors = {name: tensor for key, part in parts.items() for name, tensor in _tensors(key, part).items()}
+    # The digest tells whether both files are of one evaluation: a process may end between the two.
+    write_atomically(folder / f"{FILE}.safetensors", save(tensors, {"json": _digest(text)}))
+    write_atomically(folder / f"{FILE}.json", text)
+
+
+def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, Any]:
+    """The fields of the evaluation in a folder; without its images, no data set is needed."""
+    folder = Path(folder)
+    content, tensors = _read(folder)
+    try:
+        runs = tuple(Run.open(os.path.normpath(folder / path)) for path in content["runs"])
+        places = content["metrics"]["settings"].get("places", {})
+        parts = {}
+        for key, part in content["parts"].items():
+            again = images_again(part["name"], runs, places) if images else None
+            parts[key] = _stored(part, tensors, key, again)
+        return {
+            "runs": runs,
+            "class_names": tuple(content["class_names"]),
+            "test": parts.pop("test"),
+            "validation": parts.pop("validation"),
+            "ood": {key.removeprefix("ood/"): part for key, part in parts.items()},
+            "noise": tuple(map(NoiseLevel.from_dict, content["noise"])),
+            "metrics": content["metrics"],
+            "seconds": content["seconds"],
+        }
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RunError(
+            f"{folder / FILE}.json is not an evaluation of this version ({error!r}); run dubito evaluate again."
+        ) from None
+
+
+def _describe(part: Evaluated) -> dict[str, Any]:
+    names = {"name": part.name, "images": len(part), "samples": part.prediction.samples}
+    return names | {"members": part.members, "unit": part.unit}
+
+
+def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
+    tensors = {name: getattr(part.prediction, name) for name in _STORED}
+    tensors |= {"labels": part.labels, "draws": None if prefix.startswith("ood/") else part.draws}
+    return {
+        f"{prefix}/{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None
+    }
+
+
+def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, images: Tensor | None) -> Evaluated:
+    values: dict[str, Any] = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
+    name = description["name"]
+    if images is not None and len(images) != len(values["probs"]):
+        raise RunError(
+            f"{name} has {len(images)} images now, but {len(values['probs'])} were evaluated; run dubito evaluate "
+            "again."
+        )
+    return Evaluated(
+        name=name,
+        images=torch.zeros(0, dtype=torch.uint8) if images is None else images,
+        labels=tensors.get(f"{prefix}/labels"),
+        prediction=Prediction(**values, samples=description["samples"]),
+        draws=tensors.get(f"{prefix}/draws"),
+        members=tuple(description["members"]),
+        unit=description["unit"],
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The content of both files, if they are whole and belong together."""
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / f"{FILE}.json"
+    if not file.exists():
+        raise RunError(f"{folder} holds no evaluation yet; make it with `dubito evaluate {folder}`.")
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text)
+        with safe_open(folder / f"{FILE}.safetensors", framework="pt") as stored:
+            if (stored.metadata() or {}).get("json") != _digest(text):
+                raise RunError(f"The two files {folder / FILE}.* are not of one evaluation; run dubito evaluate again.")
+            return content, {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise RunError(f"{folder / FILE}.* is damaged ({error}); run dubito evaluate again.") from None
+
+
+def fingerprint(run: Run, checkpoint: str) -> str:
+    """Tells whether weights are the ones that were evaluated: the SHA-256 of their file."""
+    file = run.path / f"{checkpoint}.safetensors"
+    if not file.exists():
+        raise RunError(f"The run {run.path} has no {file.name} yet; train it for an epoch first.")
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
