@@ -31,7 +31,7 @@ from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import posteriors
 
-__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws"]
+__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "frozen"]
 
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
@@ -65,7 +65,8 @@ class WeightDraws(Draws):
         self.weights = DrawnWeights(found, self.samples, seed, memory)
         self._mask_seeds = seeds_of(seed + 1, self.samples)
         network, slots = plain_network(model, share=share)
-        self._prototype = (network.eval().requires_grad_(False), slots)
+        fill(slots, {q: q.mean.detach() for q in found})  # stand-ins: some layers of torch keep lists of their weights
+        self._prototype = (frozen(network, share), slots)
         self._dropout = dropout
         self._workers: Workers[_Worker] = Workers()
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
@@ -100,6 +101,11 @@ class WeightDraws(Draws):
 
     def _make_worker(self, remembers: bool = True) -> _Worker:
         return _Worker(*_copied(*self._prototype), self._dropout, remembers)
+
+
+def frozen(network: nn.Module, shared: bool) -> nn.Module:
+    """The network in evaluation mode, with parameters that do not learn, unless they are shared with a model."""
+    return network.eval() if shared else network.eval().requires_grad_(False)
 
 
 def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot]]:
@@ -170,9 +176,10 @@ class _Worker:
             outputs = torch.func.vmap(one)(drawn)
         except (RuntimeError, TypeError, ValueError):  # changes in place, or decisions by values
             return None
+        else:
+            return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
         finally:
             self._let_go()
-        return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
 
 
 def _with_masks(network: nn.Module, dropout: bool | None) -> tuple[nn.Module, Masks | None]:
@@ -201,7 +208,7 @@ class LocalDraws(Draws):
         self._seeds = seeds_of(seed, self.samples)
         self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
         keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
+        self._prototype = frozen(deep_copy(model, keep), share)
         self._dropout = dropout
         self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
 

@@ -34,7 +34,7 @@ from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
 from dubito.linear_map import LinearMap
-from dubito.prediction.draws import Draws
+from dubito.prediction.draws import Draws, frozen
 from dubito.prediction.dropout import drawn_dropout
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
 from dubito.prediction.moments.gaussian import root, safe_sqrt
@@ -88,7 +88,7 @@ class MomentDraws(Draws):
         self.samples = points + points % 2 if drops or posteriors(model) else 1
         self._logits = sys.maxsize if every_logit else LOGITS
         keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
+        self._prototype = frozen(deep_copy(model, keep), share)
         self._drops = [name for name, part in model.named_modules() if part in drops]
         self._workers: Workers[tuple[nn.Module, Propagate]] = Workers()
 
