@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from layer_zoo import DTYPES
 from scipy import integrate, stats
 from torch import nn
 
@@ -21,6 +20,7 @@ from dubito.heads import (
     resolve_head,
 )
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CLASSIFICATION = {"softplus": SoftplusHead(), "softmax": SoftmaxHead(), "kendall_gal": KendallGalHead()}
 EXTREMES = {
     "spread": [1e4, -1e4, 0.0, 1.0],
@@ -77,23 +77,52 @@ def test_values_and_gradients_are_finite_at_extreme_logits(name, logits, dtype):
             x.grad = None
             values = method(x)
             values[:, index].sum().backward()
-            assert values.dtype == dtype
+            assert values.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
             assert values.isfinite().all()
             assert x.grad.isfinite().all()
     assert head.log_probs(x).max() <= 1e-6
-    tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2}.get(dtype, 1e-5)
-    assert head.probs(x).double().sum(1).tolist() == pytest.approx([1.0, 1.0], abs=tolerance)
+    assert head.probs(x).double().sum(1).tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_half_precision_outputs_are_computed_in_single_precision(name, dtype):
+    """Nothing is rounded to half precision on the way: neither probabilities, nor the likelihood, nor the split."""
+    head = CLASSIFICATION[name]
+    x = (4 * torch.randn(3, 50, 10)).to(dtype)
+    targets = torch.zeros(50, dtype=torch.long)
+    found, expected = head.probs(x[0]), head.probs(x[0].float())
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    torch.manual_seed(0)
+    found = head.log_likelihood(x[0], targets)
+    torch.manual_seed(0)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, head.log_likelihood(x[0].float(), targets))
+    half, single = head.split(), head.split()
+    half.update(x)
+    single.update(x.float())
+    for field in ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information"):
+        value = getattr(half.compute(), field)
+        assert value.dtype == torch.float32
+        assert torch.equal(value, getattr(single.compute(), field))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softplus", "softmax"])
-def test_half_precision_is_the_rounded_double_precision(name, dtype):
-    torch.manual_seed(0)
+def test_half_precision_outputs_have_the_probabilities_of_double_precision(name, dtype):
     x = (4 * torch.randn(50, 10)).to(dtype)
     head = CLASSIFICATION[name]
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(head.log_probs(x).double(), head.log_probs(x.double()), rtol=eps, atol=1e-6)
-    torch.testing.assert_close(head.probs(x).double(), head.probs(x.double()), rtol=eps, atol=1e-7)
+    torch.testing.assert_close(head.log_probs(x).double(), head.log_probs(x.double()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head.probs(x).double(), head.probs(x.double()), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_normalising_functions_round_once_and_keep_the_dtype(dtype):
+    x = (4 * torch.randn(50, 10)).to(dtype)
+    for function in (dubito.softplus_normalize, dubito.log_softplus_normalize):
+        assert function(x).dtype == dtype
+        assert torch.equal(function(x), function(x.float()).to(dtype))
 
 
 @pytest.mark.parametrize("name", ["softplus", "softmax"])
@@ -105,27 +134,95 @@ def test_gradients_agree_with_finite_differences(name):
     assert torch.autograd.gradcheck(head.probs, x)
 
 
+@pytest.mark.parametrize("beta", [0.25, 3.0])
+def test_beta_of_the_softplus_head_is_that_of_torchs_softplus(beta):
+    x = torch.randn(5, 4, dtype=torch.float64)
+    values = nn.functional.softplus(x, beta)
+    expected = values / values.sum(1, keepdim=True)
+    torch.testing.assert_close(SoftplusHead(beta).probs(x), expected)
+    torch.testing.assert_close(SoftplusHead(beta).log_probs(x), expected.log())
+
+
+@pytest.mark.parametrize(
+    ("head", "classifies", "unit", "outputs"),
+    [
+        (SoftplusHead(), True, "probability", 7),
+        (SoftmaxHead(), True, "probability", 7),
+        (KendallGalHead(), True, "logit", 14),
+        (GaussianHead(), False, "output", 7),
+    ],
+)
+def test_heads_say_what_they_are(head, classifies, unit, outputs):
+    assert (head.classifies, head.unit, head.num_outputs(7)) == (classifies, unit, outputs)
+    assert get_head(head.name) == head
+
+
+def test_a_head_without_classes_has_no_probabilities():
+    with pytest.raises(OptionError, match="The gaussian head has no class probabilities"):
+        GaussianHead().probs(torch.zeros(2, 3))
+
+
 def test_softmax_head_is_the_softmax():
     x = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
     exponentials = [math.exp(v) for v in x[0].tolist()]
     assert SoftmaxHead().probs(x)[0].tolist() == pytest.approx([e / sum(exponentials) for e in exponentials], rel=1e-14)
 
 
-def test_kendall_gal_probabilities_agree_with_quadrature_for_two_classes():
-    """With two classes p_1 = E sigmoid(d), d ~ N(m_1 - m_2, v_1 + v_2)."""
-    torch.manual_seed(0)
-    means, variances = [0.7, -0.4], [1.5, 0.6]
-    free = [math.log(math.expm1(v)) for v in variances]
-    difference = stats.norm(means[0] - means[1], math.sqrt(sum(variances)))
+def by_quadrature(means, variances):
+    """With two classes p_1 = E sigmoid(d), d ~ N(m_1 - m_2, v_1 + v_2): its mean and its second moment."""
+    centre, spread = means[0] - means[1], math.sqrt(sum(variances))
+    difference = stats.norm(centre, spread)
     sigmoid = lambda d: 1 / (1 + math.exp(-d))  # noqa: E731
-    expected = integrate.quad(lambda d: difference.pdf(d) * sigmoid(d), -15, 15)[0]
-    second = integrate.quad(lambda d: difference.pdf(d) * sigmoid(d) ** 2, -15, 15)[0]
-    samples = 100_000
+    ends = centre - 10 * spread, centre + 10 * spread
+    return [integrate.quad(lambda d, k=k: difference.pdf(d) * sigmoid(d) ** k, *ends)[0] for k in (1, 2)]
+
+
+TWO_CLASSES = [
+    ([0.7, -0.4], [1.5, 0.6]),
+    ([0.0, 0.0], [1.0, 1.0]),
+    ([3.0, -1.0], [0.1, 4.0]),
+    ([-2.0, 2.0], [1e-6, 1e-6]),
+    ([0.5, 0.0], [9.0, 9.0]),
+]
+
+
+def kendall_gal_outputs(means, variances) -> torch.Tensor:
+    return torch.tensor([means + [math.log(math.expm1(v)) for v in variances]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("means", "variances"), TWO_CLASSES)
+def test_kendall_gal_probabilities_agree_with_quadrature_for_two_classes(means, variances):
+    expected, _ = by_quadrature(means, variances)
+    probs = KendallGalHead().probs(kendall_gal_outputs(means, variances))
+    assert probs[0].tolist() == pytest.approx([expected, 1 - expected], abs=1e-3)
+
+
+def test_kendall_gal_training_likelihood_agrees_with_quadrature_in_standard_errors():
+    (means, variances), samples = TWO_CLASSES[0], 100_000
+    expected, second = by_quadrature(means, variances)
     standard_error = math.sqrt((second - expected**2) / samples)
-    head = KendallGalHead(samples=samples)
-    outputs = torch.tensor([means + free], dtype=torch.float64)
-    for probs in (head.probs(outputs), head.log_probs(outputs).exp()):
-        assert probs[0].tolist() == pytest.approx([expected, 1 - expected], abs=5 * standard_error)
+    found = KendallGalHead(samples=samples).log_probs(kendall_gal_outputs(means, variances)).exp()
+    assert found[0].tolist() == pytest.approx([expected, 1 - expected], abs=5 * standard_error)
+
+
+def test_kendall_gal_predicts_the_same_every_time_and_uses_no_random_numbers():
+    outputs = torch.randn(5, 8, dtype=torch.float64)
+    state = torch.get_rng_state()
+    assert torch.equal(KendallGalHead().probs(outputs), KendallGalHead(3).probs(outputs))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kendall_gal_finds_no_mutual_information_in_a_point_estimate(dtype):
+    """Also if the same outputs come as several draws: all share the points of the integral."""
+    outputs = 3 * torch.randn(1, 40, 20, dtype=dtype)
+    split = KendallGalHead().split()
+    split.update(outputs)
+    assert split.compute().mutual_information.abs().max() == 0
+    assert split.compute().epistemic_per_class.abs().max() == 0
+    split.update(outputs.expand(6, -1, -1))
+    assert split.compute().mutual_information.max() < 20 * torch.finfo(dtype).eps
+    assert split.compute().epistemic_per_class.abs().max() == 0
 
 
 def test_kendall_gal_moments_are_the_halves_of_the_outputs():
@@ -185,7 +282,7 @@ def test_logits_without_a_class_axis_are_refused(logits):
         with pytest.raises(ShapeError, match=r"The logits have shape \(.*\), but need a class axis -1"):
             normalize(logits)
     for head in CLASSIFICATION.values():
-        with pytest.raises(ShapeError, match=r"have shape \(.*\), but need a"):
+        with pytest.raises(ShapeError, match=r"have shape \(.*\), but (need a|the kendall_gal head needs)"):
             head.probs(logits)
 
 
@@ -222,9 +319,18 @@ def test_odd_number_of_outputs_is_no_kendall_gal_head():
         KendallGalHead().probs(torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("make", [lambda: KendallGalHead(0), lambda: GaussianHead(0.0), lambda: GaussianHead(math.nan)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KendallGalHead(0),
+        lambda: GaussianHead(0.0),
+        lambda: GaussianHead(math.nan),
+        lambda: SoftplusHead(0.0),
+        lambda: SoftplusHead(math.inf),
+    ],
+)
 def test_impossible_heads_are_refused(make):
-    with pytest.raises(OptionError, match=r"Head got (samples|std)="):
+    with pytest.raises(OptionError, match=r"Head got (samples|std|beta)="):
         make()
 
 

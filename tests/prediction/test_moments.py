@@ -12,10 +12,10 @@ from torch import nn
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.heads import KendallGalHead, SoftmaxHead, SoftplusHead
+from dubito.heads import KendallGalHead, SoftplusHead
 from dubito.heads.points import gaussian_points
 from dubito.prediction import moments
-from dubito.prediction.moments import Moments, Propagate, logit_moments, predict_moments
+from dubito.prediction.moments import MomentDraws, Moments, Propagate, logit_moments
 from dubito.prediction.moments.gaussian import clark, root, softplus_moments
 from dubito.prediction.moments.prediction import pulled_back
 
@@ -85,11 +85,27 @@ class Residual(nn.Module):
 
 
 def draws_of(model, images, samples, seed=0):
-    """(T, N, K) drawn logits."""
+    """(T, N, K) logits drawn by ``local``, whose distribution moments stand for."""
     torch.manual_seed(seed)
-    with torch.no_grad(), dubito.estimator(model, None):
+    with torch.no_grad(), dubito.estimator(model, "local"):
         repeated = images.repeat(samples, *(1,) * (images.dim() - 1))
         return torch.cat([model(part) for part in repeated.split(4096)]).unflatten(0, (samples, len(images)))
+
+
+def predict_moments(model, images, **options):
+    return dubito.Predictor(model, method="moments", **options)(images)
+
+
+def output_moments(layer, x):
+    """The layer's own estimator on moments."""
+    with dubito.estimator(layer, Propagate()):
+        return layer(x)
+
+
+def map_by(layer, x, weight, bias):
+    """The layer's linear map of `x` by other weights."""
+    linear_map, padded = layer.linear_map(x)
+    return linear_map(padded, weight, bias)
 
 
 # The pieces, against mathematics.
@@ -106,11 +122,11 @@ def test_linear_and_convolution_have_the_exact_mean_and_variance():
         (dubito.BayesConvTranspose2d(2, 3, 3, stride=2, dtype=DOUBLE, initial_std=0.3), (20, 2, 4, 4)),
     ):
         mean, variance = randn(*shape), rand(*shape, seed=1)
-        out = Propagate()(layer, Moments(mean, variance))
-        q = layer.posteriors()
-        expected = layer.linear_map(mean**2 + variance, q["weight"].variance, q["bias"].variance)
-        expected = expected + layer.linear_map(variance, layer.weight_mean**2, None)
-        torch.testing.assert_close(out.expected, layer.linear_map(mean, layer.weight_mean, layer.bias_mean))
+        out = output_moments(layer, Moments(mean, variance))
+        q = layer.posteriors
+        expected = map_by(layer, mean**2 + variance, q["weight"].variance, q["bias"].variance)
+        expected = expected + map_by(layer, variance, layer.weight_mean**2, None)
+        torch.testing.assert_close(out.expected, map_by(layer, mean, layer.weight_mean, layer.bias_mean))
         torch.testing.assert_close(out.variance, expected)
 
 
@@ -121,7 +137,7 @@ def test_variance_of_a_linear_layer_is_that_of_its_draws():
     x = mean + variance.sqrt() * randn(count, 3, seed=2)
     weights = layer.weight_mean + layer.weight_std * randn(count, 2, 3, seed=3)
     outputs = torch.einsum("toi,ti->to", weights, x) + layer.bias_mean + layer.bias_std * randn(count, 2, seed=4)
-    out = Propagate()(layer, Moments(mean, variance))
+    out = output_moments(layer, Moments(mean, variance))
     error = ((outputs - outputs.mean(0)) ** 2).var(0).sqrt() / math.sqrt(count)
     assert ((outputs.var(0) - out.variance[0]).abs() < 5 * error).all()
     assert ((outputs.mean(0) - out.expected[0]).abs() < 5 * (out.variance[0] / count).sqrt()).all()
@@ -294,7 +310,7 @@ def test_without_spread_it_is_the_mean_network():
         model = small_lenet(activation=activation, std=1e-8)
         images = randn(20, 1, 8, 8)
         with torch.no_grad():
-            prediction = predict_moments(model, images, SoftplusHead())
+            prediction = predict_moments(model, images)
             expected = SoftplusHead().probs(model(images))
         torch.testing.assert_close(prediction.probs, expected, atol=tolerance, rtol=0)
         assert prediction.epistemic.max() < 1e-12
@@ -305,7 +321,7 @@ def test_a_frequentist_network_has_no_epistemic_uncertainty():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GELU(), nn.Flatten(), nn.Linear(108, 3)).double().eval()
     images = randn(5, 1, 8, 8)
     with torch.no_grad():
-        prediction = predict_moments(model, images, SoftmaxHead(), covariance=True)
+        prediction = predict_moments(model, images, head="softmax", covariance=True)
         torch.testing.assert_close(prediction.probs, torch.softmax(model(images), 1))
     assert torch.equal(prediction.epistemic_per_class, torch.zeros(5, 3, dtype=DOUBLE))
     assert prediction.mutual_information.max() < 1e-12
@@ -314,7 +330,7 @@ def test_a_frequentist_network_has_no_epistemic_uncertainty():
 @pytest.mark.parametrize("outputs", [4, 12])
 @torch.no_grad()
 def test_the_split_adds_up(outputs):
-    prediction = predict_moments(small_lenet(outputs=outputs), randn(6, 1, 8, 8), SoftplusHead(), covariance=True)
+    prediction = predict_moments(small_lenet(outputs=outputs), randn(6, 1, 8, 8), covariance=True)
     p = prediction.probs
     torch.testing.assert_close(prediction.aleatoric_per_class + prediction.epistemic_per_class, p * (1 - p))
     matrix = prediction.aleatoric_covariance + prediction.epistemic_covariance
@@ -343,7 +359,7 @@ def test_logits_of_a_small_network_are_distributed_like_its_draws(activation, wi
 def test_probabilities_and_uncertainty_of_a_small_network_are_those_of_draws():
     model, images, count = small_lenet(), randn(16, 1, 8, 8), 4000
     probs = SoftplusHead().probs(draws_of(model, images, count).flatten(0, 1)).unflatten(0, (count, -1))
-    reference, found = dubito.decompose(probs), predict_moments(model, images, SoftplusHead())
+    reference, found = dubito.decompose(probs), predict_moments(model, images)
     error = (reference.epistemic_per_class / count).sqrt()
     assert ((found.probs - reference.probs).abs() < 5 * error + 0.005).all()
     assert ((found.epistemic / reference.epistemic - 1).abs() < 0.1 + 5 * math.sqrt(3 / count)).all()
@@ -384,7 +400,7 @@ def test_kendall_gal_splits_the_logits():
     head = KendallGalHead()
     drawn = draws_of(model, images, count)
     means, variances = (t.unflatten(0, (count, -1)) for t in head.logit_moments(drawn.flatten(0, 1)))
-    found = predict_moments(model, images, head, samples=256)
+    found = predict_moments(model, images)
     assert found.probs.shape == (6, 4)
     assert ((found.epistemic_per_class / means.var(0) - 1).abs() < 0.08 + 5 * math.sqrt(2 / count)).all()
     error = variances.std(0) / math.sqrt(count)  # one standard error of the mean over the draws
@@ -423,14 +439,14 @@ def test_an_unknown_module_is_named():
 
 
 def test_unsuitable_outputs_are_refused():
-    with pytest.raises(ShapeError, match=r"\(2, 3, 6, 6\).*method='sample'"):
+    with pytest.raises(ShapeError, match=r"\(2, 3, 6, 6\).*method='weights'"):
         logit_moments(dubito.BayesConv2d(1, 3, 3), torch.ones(2, 1, 8, 8))
-    with pytest.raises(OptionError, match="samples is 1"):
-        predict_moments(dubito.BayesLinear(2, 2), torch.ones(1, 2), SoftplusHead(), samples=1)
+    with pytest.raises(OptionError, match="points is 1"):
+        MomentDraws(dubito.BayesLinear(2, 2), points=1)
     broken = dubito.BayesLinear(2, 2)
     nn.init.constant_(broken.weight_mean, math.nan)
-    with pytest.raises(NonFiniteError, match="weight_mean"):
-        predict_moments(broken, torch.ones(1, 2), SoftplusHead())
+    with pytest.raises(NonFiniteError, match=r"posteriors\.weight\.mean"):
+        predict_moments(broken, torch.ones(1, 2), head="softplus")
 
 
 @torch.no_grad()
@@ -438,7 +454,7 @@ def test_the_answer_is_always_the_same_and_nothing_is_touched():
     model, images = small_lenet(dtype=torch.float32), randn(40, 1, 8, 8, dtype=torch.float32)
     state, buffers = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
     estimators = [m.forced_estimator for m in model.modules() if isinstance(m, dubito.BayesLayer)]
-    first, second = (predict_moments(model, images, SoftplusHead()) for _ in range(2))
+    first, second = (predict_moments(model, images) for _ in range(2))
     assert torch.equal(first.probs, second.probs)
     assert torch.equal(first.epistemic_per_class, second.epistemic_per_class)
     assert torch.equal(torch.get_rng_state(), state)
@@ -453,23 +469,13 @@ def test_neither_batch_size_nor_precision_matters():
     convolutions = [part for _ in range(3) for part in (nn.Conv2d(4, 4, 3, padding=1), nn.Softplus())]
     layers = [nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), *convolutions]
     model, images = bayesian(*layers, nn.Flatten(), nn.Linear(16, 7)), randn(40, 1, 8, 8)
-    whole = predict_moments(model, images, SoftplusHead())
-    propagate = Propagate()
-    parts = [predict_moments(model, part, SoftplusHead(), propagate=propagate) for part in images.split(7)]
-    single = predict_moments(model.float(), images.float(), SoftplusHead())
+    predictor = dubito.Predictor(model, method="moments")
+    whole, parts = predictor(images), [predictor(part) for part in images.split(7)]
+    single = predict_moments(model.float(), images.float())
     assert single.probs.dtype is torch.float32
     for name in ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information"):
         torch.testing.assert_close(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name))
         torch.testing.assert_close(getattr(single, name).double(), getattr(whole, name), atol=2e-5, rtol=1e-3)
-
-
-@torch.no_grad()
-def test_layers_that_use_their_mean_add_nothing():
-    model = bayesian(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), std=0.3)
-    model[0].estimator = dubito.estimators.Mean()
-    x = randn(3, 4)
-    own = F.linear(model[:2](x) ** 2, model[2].weight_std ** 2, model[2].bias_std ** 2)
-    torch.testing.assert_close(logit_moments(model, x).covariance, torch.diag_embed(own))
 
 
 def test_gradients_of_the_pieces():
@@ -501,7 +507,9 @@ def test_it_becomes_a_graph_of_plain_operations():
             self.model = model
 
         def forward(self, x):
-            prediction = predict_moments(self.model, x, SoftplusHead())
+            split = SoftplusHead().split()
+            split.update(logit_moments(self.model, x).points(64))
+            prediction = split.compute()
             return prediction.probs, prediction.aleatoric, prediction.epistemic
 
     graph = torch.export.export(Split(), (images,), strict=False).module()
@@ -514,11 +522,11 @@ def test_it_becomes_a_graph_of_plain_operations():
 def test_nothing_is_left_in_memory_after_a_prediction():
     """Prepared weights are several times as large as the network: they must not wait for the garbage collector."""
     model, images = small_lenet(), randn(20, 1, 8, 8)
-    predict_moments(model, images, SoftplusHead())
+    predict_moments(model, images)
     gc.collect()
     gc.disable()
     try:
-        predict_moments(model, images, SoftplusHead())
+        predict_moments(model, images)
         assert not [thing for thing in gc.get_objects() if issubclass(type(thing), Moments)]
     finally:
         gc.enable()
@@ -568,7 +576,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_would_lose_the_variance_is_refused(what):
     network = Then(dubito.BayesLinear(4, 3), REFUSED[what])
-    with pytest.raises(OptionError, match=f"which calls {what}: use method='sample'"):
+    with pytest.raises(OptionError, match=f"which calls {what}: use method='weights'"):
         dubito.predict(network, torch.ones(2, 4), head="softmax", method="moments")
 
 

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from layer_zoo import DTYPES
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.prediction import Decomposition, LogitDecomposition, Prediction
+from dubito.heads import KendallGalHead
+from dubito.prediction import Decomposition, Prediction
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FIELDS = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
 MATRICES = ("aleatoric_covariance", "epistemic_covariance")
 
@@ -98,19 +99,28 @@ def test_identical_draws_have_exactly_no_epistemic_uncertainty(samples, dtype):
 
 
 @pytest.mark.parametrize("blocks", [[1] * 12, [12], [5, 7], [1, 2, 3, 6], [11, 1]])
-@pytest.mark.parametrize("kind", [Decomposition, LogitDecomposition])
-def test_streaming_in_blocks_equals_one_go(kind, blocks):
-    torch.manual_seed(0)
-    probs = draws(12)
-    means, variances = torch.randn(12, 5, 4, dtype=torch.float64), torch.rand(12, 5, 4, dtype=torch.float64)
-    whole, split = kind(covariance=True), kind(covariance=True)
-    extra = (means, variances) if kind is LogitDecomposition else ()
-    whole.update(probs, *extra)
-    for parts in zip(*[tensor.split(blocks) for tensor in (probs, *extra)], strict=True):
-        split.update(*parts)
+@pytest.mark.parametrize("head", ["softplus", "softmax", "kendall_gal"])
+def test_streaming_in_blocks_equals_one_go(head, blocks):
+    outputs = torch.randn(12, 5, 8, dtype=torch.float64)
+    whole, split = (dubito.heads.get_head(head).split(covariance=True) for _ in range(2))
+    whole.update(outputs)
+    for part in outputs.split(blocks):
+        split.update(part)
+    assert split.compute().samples == whole.compute().samples == 12
     for field in FIELDS + MATRICES:
         expected = getattr(whole.compute(), field)
         torch.testing.assert_close(getattr(split.compute(), field), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("head", ["softplus", "softmax"])
+def test_a_head_splits_the_draws_of_its_probabilities(head):
+    head, outputs = dubito.heads.get_head(head), torch.randn(9, 5, 4, dtype=torch.float64)
+    split = head.split(covariance=True)
+    split.update(outputs)
+    probs = torch.stack([head.probs(draw) for draw in outputs])
+    expected = dubito.decompose(probs, covariance=True)
+    for field in FIELDS + MATRICES:
+        torch.testing.assert_close(getattr(split.compute(), field), getattr(expected, field), rtol=1e-12, atol=1e-15)
 
 
 def test_streaming_is_stable_where_a_difference_of_sums_is_not():
@@ -124,15 +134,29 @@ def test_streaming_is_stable_where_a_difference_of_sums_is_not():
 
 
 def test_kendall_gal_split_is_mean_of_variances_and_variance_of_means():
-    torch.manual_seed(0)
-    means, variances = torch.randn(9, 5, 4, dtype=torch.float64), torch.rand(9, 5, 4, dtype=torch.float64)
-    split = dubito.decompose_logits(means, variances, draws(9), covariance=True)
-    torch.testing.assert_close(split.aleatoric_per_class, variances.mean(0))
-    torch.testing.assert_close(split.epistemic_per_class, means.var(0, correction=0))
-    torch.testing.assert_close(split.aleatoric_covariance, torch.diag_embed(variances.mean(0)))
+    head, outputs = KendallGalHead(), torch.randn(9, 5, 8, dtype=torch.float64)
+    split = head.split(covariance=True)
+    split.update(outputs)
+    found = split.compute()
+    means, variances = outputs[:, :, :4], torch.log1p(torch.exp(outputs[:, :, 4:]))
+    torch.testing.assert_close(found.aleatoric_per_class, variances.mean(0))
+    torch.testing.assert_close(found.epistemic_per_class, means.var(0, correction=0))
+    torch.testing.assert_close(found.aleatoric_covariance, torch.diag_embed(variances.mean(0)))
     centred = means - means.mean(0)
-    torch.testing.assert_close(split.epistemic_covariance, torch.einsum("tnc,tnd->ncd", centred, centred) / 9)
-    torch.testing.assert_close(split.probs, draws(9).mean(0))
+    torch.testing.assert_close(found.epistemic_covariance, torch.einsum("tnc,tnd->ncd", centred, centred) / 9)
+    by_probs = dubito.decompose(torch.stack([head.probs(draw) for draw in outputs]))
+    for field in ("probs", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(found, field), getattr(by_probs, field))
+
+
+def test_plug_in_epistemic_of_independent_draws_is_too_small_by_one_over_their_number():
+    """The mean over many splits of T draws is (1 - 1/T) times the variance, in standard errors."""
+    for samples in (2, 4, 10):
+        probs = draws(samples, images=20_000, classes=3)
+        values = dubito.decompose(probs).epistemic_per_class[:, 0]
+        variance = draws(1, images=400_000, classes=3, seed=1)[0, :, 0].var()
+        error = values.std() / math.sqrt(len(values))
+        assert abs(values.mean() - (1 - 1 / samples) * variance) < 5 * error
 
 
 def test_dense_draws_are_split_at_every_pixel():
@@ -191,11 +215,6 @@ def test_outputs_that_are_no_probabilities_are_refused():
 def test_covariance_of_dense_draws_is_refused():
     with pytest.raises(ShapeError, match=r"shape \(2, 1, 2, 1, 1\), but covariance=True needs \(T, N, C\)"):
         dubito.decompose(torch.full((2, 1, 2, 1, 1), 0.5), covariance=True)
-
-
-def test_logit_moments_of_different_shapes_are_refused():
-    with pytest.raises(ShapeError, match=r"\(2, 1, 3\), \(2, 1, 3\) and \(2, 1, 4\), but must all be"):
-        dubito.decompose_logits(torch.zeros(2, 1, 3), torch.ones(2, 1, 3), torch.full((2, 1, 4), 0.25))
 
 
 def test_no_draws_have_no_split():

@@ -11,9 +11,10 @@ from dubito.prediction import pool
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
-def with_dropout(p=0.5):
+def with_dropout(p=0.5) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 3))
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 3)).eval()
+    return dubito.attach_head(model, "softmax")
 
 
 def probs_of(members):
@@ -21,7 +22,7 @@ def probs_of(members):
 
 
 def test_mc_dropout_draws_and_the_model_itself_does_not():
-    model = dubito.attach_head(with_dropout().eval(), "softmax")
+    model = with_dropout()
     assert bool((dubito.predict(dubito.mc_dropout(model), X).epistemic > 0).all())
     assert bool((dubito.predict(model, X).epistemic == 0).all())
     assert not hasattr(model, "draws_dropout")
@@ -30,16 +31,14 @@ def test_mc_dropout_draws_and_the_model_itself_does_not():
 
 def test_mc_dropout_has_the_moments_of_dropped_units():
     """One linear layer behind dropout: the drawn outputs have mean f and variance sum (w x)^2 p / (1 - p)."""
-    torch.manual_seed(0)
-    model = dubito.mc_dropout(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 4, bias=False)), head="kendall_gal")
-    layer, samples = model[1], 20000
-    with torch.no_grad():
-        layer.weight[2:] = 0
-    prediction = dubito.predict(model, X, samples=samples)
-    expected = (X**2 @ layer.weight[:2].square().T * 0.3 / 0.7).detach()
+    network = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 2, bias=False))
+    layer, samples = network[1], 5000
+    prediction = dubito.predict(dubito.mc_dropout(network, head="gaussian"), X, samples=samples)
+    expected = (X**2 @ layer.weight.square().T * 0.3 / 0.7).detach()
+    assert bool(((prediction.mean - layer(X)).abs() < 5 * (expected / samples).sqrt()).all())
     # The fourth moment of a sum of four two-valued terms is below that of a Gaussian: var(s^2) < 2 sigma^4 / n.
     error = expected * (2 / samples) ** 0.5
-    assert bool(((prediction.epistemic_per_class - expected).abs() < 6 * error).all())
+    assert bool(((prediction.epistemic - expected).abs() < 6 * error).all())
 
 
 def test_mc_dropout_shares_its_weights():
@@ -70,7 +69,7 @@ def test_every_member_counts_alike_however_many_draws_it_has():
     plain, bayesian = nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)
     prediction = dubito.predict(dubito.ensemble([plain, bayesian], head="softmax"), X, samples=50)
     assert prediction.samples == 51
-    own = dubito.predict(bayesian, X, samples=4000, head="softmax", estimator="weight")
+    own = dubito.predict(bayesian, X, samples=4000, head="softmax")
     expected = (probs_of([plain])[0] + own.probs) / 2
     deviation = own.epistemic_per_class.sqrt() / 50**0.5
     assert bool(((prediction.probs - expected).abs() < 6 * deviation).all())
@@ -107,7 +106,7 @@ def test_prediction_is_reproducible_and_leaves_the_random_state_alone():
 def test_two_members_of_the_same_posterior_do_not_draw_the_same():
     torch.manual_seed(0)
     layer = dubito.BayesLinear(4, 3, initial_std=0.5)
-    prediction = dubito.predict(dubito.ensemble([layer, layer], head="softmax"), X, samples=1, estimator="weight")
+    prediction = dubito.predict(dubito.ensemble([layer, layer], head="softmax"), X, samples=1)
     assert bool((prediction.epistemic > 0).all())
 
 
@@ -126,17 +125,120 @@ def test_pool_weighs_by_draws_unless_told():
 
 
 def test_batches_of_a_stream_share_the_draws_of_each_member():
-    """The first batch decides how draws are made, so that equal images have equal predictions in all batches."""
-    torch.manual_seed(0)
     members = [dubito.BayesLinear(4, 3, initial_std=0.5) for _ in range(2)]
     whole = X[:1].repeat(74, 1)
     batches = (whole[:64], whole[64:])
-    both = dubito.ensemble(members, head="softmax")
-    options = {"samples": 20, "generator": torch.Generator().manual_seed(0)}
-    prediction = dubito.predict(both, (batch for batch in batches), **options)
+    predictor = dubito.Predictor(dubito.ensemble(members, head="softmax"), 20)
+    prediction = predictor(batch for batch in batches)
     torch.testing.assert_close(prediction.epistemic, prediction.epistemic[:1].expand(74))
-    options["generator"] = torch.Generator().manual_seed(0)
-    torch.testing.assert_close(dubito.predict(both, whole, batch_size=64, **options).probs, prediction.probs)
+    torch.testing.assert_close(predictor(whole).probs, prediction.probs)
+
+
+def test_members_draw_from_seeds_of_their_own():
+    """Twice the same posterior: with the same noise the members would be the same, draw by draw."""
+    layer = dubito.BayesLinear(4, 3, initial_std=0.5, dtype=torch.float64)
+    x, samples = X.double(), 400
+    predictor = dubito.Predictor(dubito.ensemble([layer, layer], head="softmax"), samples)
+    first, second = predictor.draws(x).split(samples)
+    alone = dubito.Predictor(layer, samples, head="softmax").draws(x)
+    for one, other in ((first, second), (first, alone), (second, alone)):
+        one, other = ((part - part.mean(0))[::2] for part in (one, other))  # one of each antithetic pair
+        correlation = (one * other).mean(0) / (one.square().mean(0) * other.square().mean(0)).sqrt()
+        assert correlation.abs().max() < 5 / (samples / 2) ** 0.5
+
+
+def test_draws_of_members_are_repeated_until_all_have_as_many():
+    plain, bayesian = nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)
+    both = dubito.ensemble([plain, bayesian], head="softmax")
+    for method, samples in (("weights", 6), ("local", 6), ("moments", 64), ("mean", 1)):
+        predictor = dubito.Predictor(both, 6, method)
+        draws, prediction = predictor.draws(X), predictor(X)
+        assert predictor.samples == prediction.samples == 1 + samples
+        assert draws.shape == (2 * samples, 6, 3)
+        torch.testing.assert_close(draws[:samples], probs_of([plain]).expand(samples, -1, -1))
+        split = dubito.decompose(draws)
+        torch.testing.assert_close(prediction.probs, split.probs)
+        torch.testing.assert_close(prediction.epistemic, split.epistemic)
+        torch.testing.assert_close(prediction.mutual_information, split.mutual_information, rtol=1e-4, atol=1e-6)
+
+
+def test_networks_of_an_ensemble_are_those_of_its_members():
+    members = [nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)]
+    predictor = dubito.Predictor(dubito.ensemble(members, head="softmax"), 4)
+    networks = predictor.networks()
+    assert [type(network) for network in networks] == [nn.Linear] * 5
+    draws = predictor.draws(X)
+    torch.testing.assert_close(probs_of(networks), torch.cat([draws[:1], draws[4:]]))
+
+
+@pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_dropout_that_has_no_mask_is_refused(kind):
+    model = nn.Sequential(nn.Linear(4, 8), kind(0.5), nn.Linear(8, 3))
+    with pytest.raises(OptionError, match=f"{kind.__name__} cannot be drawn: MC dropout takes"):
+        dubito.predict(model, X, head="softmax", dropout=True)
+    assert dubito.predict(model, X, head="softmax").epistemic.max() == 0
+
+
+@pytest.mark.parametrize(("kind", "axes"), [(nn.Dropout1d, 1), (nn.Dropout2d, 2), (nn.Dropout3d, 3)])
+def test_dropout_of_channels_drops_them_whole(kind, axes):
+    model = nn.Sequential(kind(0.5), nn.Flatten())
+    x = torch.ones(3, 8, *(2,) * axes)
+    networks = dubito.Predictor(model, 20, head="softmax", dropout=True).networks(x[:1])
+    outputs = torch.stack([network(x) for network in networks]).view(20, 3, 8, -1)
+    assert set(outputs.unique().tolist()) == {0.0, 2.0}
+    torch.testing.assert_close(outputs, outputs[:, :1, :, :1].expand_as(outputs))
+    # 160 channels, each kept with probability 1/2: five standard errors of the share
+    assert abs((outputs[:, 0, :, 0] > 0).float().mean() - 0.5) < 5 * 0.5 / 160**0.5
+
+
+def test_networks_with_masks_reproduce_the_draws_also_if_a_layer_drops_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.dropout = nn.Linear(4, 16), nn.Linear(16, 3), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.second(self.dropout(self.first(self.dropout(x))))
+
+    for model in (with_dropout(), Twice()):
+        predictor = dubito.Predictor(dubito.mc_dropout(dubito.attach_head(model, "softmax")), 5)
+        with pytest.raises(OptionError, match="need an example image"):
+            predictor.networks()
+        networks = predictor.networks(X[:1])
+        draws = predictor.draws(X)
+        for _ in range(2):  # the masks stay
+            assert torch.equal(probs_of(networks), draws)
+        assert len({tuple(draw.flatten().tolist()) for draw in draws}) > 1
+
+
+def test_masks_do_not_depend_on_the_default_dtype():
+    predictor = dubito.Predictor(dubito.mc_dropout(with_dropout()), 6)
+    expected = predictor.draws(X)
+    torch.set_default_dtype(torch.float64)
+    assert torch.equal(predictor.draws(X), expected)
+
+
+def test_masks_and_noise_of_local_draws_are_independent():
+    """Units that are kept have the variance of all: E[b^2 | kept] = 1, in standard errors."""
+    layer = dubito.BayesLinear(1, 64, bias=False, initial_std=1.0)
+    nn.init.zeros_(layer.weight_mean)
+    model = dubito.attach_head(nn.Sequential(layer, nn.Dropout(0.5)), dubito.heads.GaussianHead())
+    outputs = dubito.Predictor(model, 500, "local", dropout=True).draws(torch.ones(1, 1)) / 2
+    kept = outputs[outputs != 0]
+    assert abs(kept.square().mean() - 1) < 5 * (2 / len(kept)) ** 0.5
+    assert abs(kept.mean()) < 5 / len(kept) ** 0.5
+
+
+def test_dropout_is_drawn_anew_within_an_antithetic_pair():
+    model = nn.Sequential(nn.Dropout(0.5), dubito.BayesLinear(4, 3, initial_std=1e-9))
+    draws = dubito.Predictor(model, 8, head="softmax", dropout=True).draws(X)
+    assert ((draws[::2] - draws[1::2]).abs().amax((1, 2)) > 1e-3).any()
+
+
+def test_rare_dropout_is_not_mistaken_for_none():
+    model = nn.Sequential(nn.Dropout(0.002), nn.Linear(4, 3))
+    epistemic = [dubito.predict(model, X, 400, head="softmax", dropout=True, seed=s).epistemic.max() for s in range(5)]
+    assert min(epistemic) > 0
 
 
 def test_a_prediction_refuses_the_head_that_the_ensemble_refuses():
@@ -145,20 +247,13 @@ def test_a_prediction_refuses_the_head_that_the_ensemble_refuses():
         dubito.predict(dubito.ensemble(members, head="softmax"), X, head="kendall_gal")
 
 
-def with_dropout() -> nn.Module:
-    torch.manual_seed(0)
-    return dubito.attach_head(
-        nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3)).eval(), "softmax"
-    )
-
-
 def test_members_that_share_layers_draw_each_in_its_own_way():
     """A point estimate beside its own MC dropout: the mixture of the two has half the second's variance, and more."""
     network = with_dropout()
     drawing, x = dubito.mc_dropout(network), torch.randn(5, 4)
 
     def predicted(model):
-        return dubito.predict(model, x, 2000, generator=torch.Generator().manual_seed(0))
+        return dubito.predict(model, x, 2000)
 
     fixed, drawn = predicted(network), predicted(drawing)
     between = ((fixed.probs - drawn.probs) / 2).square().mean(1)
@@ -187,7 +282,7 @@ def test_mc_dropout_of_an_ensemble_and_inside_another_network_draws():
     network, x = with_dropout(), torch.randn(5, 4)
 
     def epistemic(model):
-        return dubito.predict(model, x, 50, generator=torch.Generator().manual_seed(0)).epistemic
+        return dubito.predict(model, x, 50).epistemic
 
     expected = epistemic(dubito.ensemble([dubito.mc_dropout(network)]))
     assert expected.min() > 0
