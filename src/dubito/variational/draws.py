@@ -8,7 +8,7 @@ every reading is a fresh draw. Passes belong to their thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "note_use", "one_pass", "open_pass", "remembered"]
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
 
 
 class Pass:
@@ -29,8 +29,6 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
-        self.values: dict[Posterior, Tensor] = {}
-        self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -80,22 +78,6 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     _thread.depth -= 1
     if _thread.depth == 0:
         _thread.current = _thread.owner = None
-
-
-def note_use(posterior: Posterior) -> None:
-    """Say that the pass under way computes with this posterior."""
-    if _thread.current is not None:
-        _thread.current.used.add(posterior)
-
-
-def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:
-    """Values that a pass needs several times of a posterior, without a gradient: made once in it."""
-    current = _thread.current
-    if current is None:
-        return make()
-    if posterior not in current.values:
-        current.values[posterior] = make()
-    return current.values[posterior]
 
 
 def drawn(posterior: Posterior) -> Tensor:
