@@ -1,4 +1,4 @@
-"""Draws: they have the posterior's distribution, come in antithetic pairs, and are the same however they are computed."""
+"""Draws have the posterior's distribution, come in antithetic pairs, and are the same however they are computed."""
 
 import math
 
@@ -359,7 +359,7 @@ def test_few_images_run_through_the_network_once():
 
 
 def test_errors_of_a_network_are_its_own_also_for_few_images():
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied|same dtype|size mismatch"):
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied|same dtype|size mismatch"):
         dubito.predict(network(), torch.ones(2, 1, 9, 9, dtype=DOUBLE))
 
 
