@@ -21,7 +21,7 @@ import torch
 import dubito
 from dubito import kernels
 from dubito.files import write_atomically
-from dubito.kernels.memory import keep_freed_memory
+from dubito.memory import keep_freed_memory
 
 BATCH = {"vgg16": 64}
 

@@ -7,7 +7,7 @@ nothing drawn has run, and give it again where the input is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ class Remembering:
         for module in drawn:
             module.register_forward_pre_hook(self._touch)
             module.__dict__["_parameters"] = _Watched(module._parameters, self._touch)
-        for child in {child for parent in inside - drawn for child in parent.children()} - inside:
+        for child in {child for parent in inside - drawn for child in _called(parent)} - inside:
             child.forward = self._remembered(child, child.forward)
 
     def begin_draw(self, first: bool) -> None:
@@ -76,6 +76,15 @@ class Remembering:
             return output
 
         return call
+
+
+def _called(parent: nn.Module) -> Iterator[nn.Module]:
+    """The modules inside that can be called; lists and dictionaries of modules cannot, but what is in them can."""
+    for child in parent.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _called(child)
+        else:
+            yield child
 
 
 class _Watched(dict[str, Any]):

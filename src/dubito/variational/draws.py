@@ -43,6 +43,7 @@ class Pass:
 class _Local(threading.local):
     current: Pass | None = None
     owner: nn.Module | None = None
+    depth: int = 0  # of calls of the owner inside each other
 
 
 _thread = _Local()
@@ -63,13 +64,20 @@ def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass | None]:
 
 def open_pass(module: nn.Module, inputs: object) -> None:
     """A forward pre-hook: a call of `module` is a pass, unless it is part of one."""
-    if not torch.compiler.is_compiling() and _thread.current is None:
-        _thread.current, _thread.owner = Pass(), module
+    if torch.compiler.is_compiling():
+        return
+    if _thread.current is None:
+        _thread.current, _thread.owner, _thread.depth = Pass(), module, 1
+    elif _thread.owner is module:
+        _thread.depth += 1
 
 
 def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     """The forward hook that ends what :func:`open_pass` began."""
-    if not torch.compiler.is_compiling() and _thread.owner is module:
+    if torch.compiler.is_compiling() or _thread.owner is not module:
+        return
+    _thread.depth -= 1
+    if _thread.depth == 0:
         _thread.current = _thread.owner = None
 
 

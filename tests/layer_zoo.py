@@ -1,4 +1,4 @@
-"""What the tests of the core share: a small layer of every kind, its torch.nn twin, and its output's exact moments."""
+"""What the tests of the mathematics share: a layer of every kind, its torch.nn twin, and its output's exact moments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dubito
 from dubito.layers import BayesLayer
+from dubito.variational.posterior import Posterior, posteriors
 
 ARGUMENTS: dict[str, tuple[int, ...]] = {
     "Linear": (3, 4),
@@ -38,7 +39,8 @@ INPUTS: dict[str, tuple[int, ...]] = {
 KINDS = tuple(ARGUMENTS)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAMPLING = ("local", "weight", "flipout")
-PARAMETERIZATIONS = ("std", "alpha")
+INDEPENDENT = ("std", "alpha")
+FAMILIES = (*INDEPENDENT, "low_rank")
 
 
 def make_layer(kind: str, *, dtype: torch.dtype = torch.float64, **options: Any) -> BayesLayer:
@@ -50,14 +52,27 @@ def make_input(kind: str, batch: int = 2, dtype: torch.dtype = torch.float64) ->
 
 
 @torch.no_grad()
-def randomize(layer: BayesLayer, low: float = 0.05, high: float = 1.0) -> BayesLayer:
+def randomize(layer: nn.Module, low: float = 0.05, high: float = 1.0) -> Any:
     """Means of about 1 and standard deviations between `low` and `high`, by formulas that are not dubito's."""
-    for q in layer.posteriors().values():
+    for q in posteriors(layer).values():
         q.mean.copy_(torch.randn_like(q.mean))
         std = torch.empty_like(q.mean).uniform_(math.log(low), math.log(high)).exp()
-        free = torch.log(torch.expm1(std)) if layer.parameterization == "std" else 2 * torch.log(std / q.mean.abs())
-        q.free.copy_(free)
+        if q.name == "alpha":
+            q.log_alpha.copy_(2 * torch.log(std / q.mean.abs()))
+        else:
+            q.rho.copy_(torch.log(torch.expm1(std)))
+        if q.name == "low_rank":
+            q.factor.copy_(std * torch.randn_like(q.factor))
     return layer
+
+
+def covariance_of(q: Posterior) -> Tensor:
+    """The covariance of the flattened weights, by formulas that are not dubito's."""
+    if q.name == "alpha":
+        return torch.diag((q.log_alpha.exp() * q.mean.square()).flatten()).detach()
+    diagonal = torch.diag(torch.log1p(torch.exp(q.rho)).square().flatten())
+    factor = q.factor.flatten(1) if q.name == "low_rank" else diagonal.new_zeros(1, len(diagonal))
+    return (diagonal + factor.T @ factor).detach()
 
 
 def make_twin(kind: str, layer: BayesLayer) -> nn.Module:
@@ -73,51 +88,26 @@ def weights_of(layer: BayesLayer) -> dict[str, Tensor]:
 
 
 def output_moments(kind: str, layer: BayesLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance J diag(sigma^2) J' of the flattened output of drawn weights; J = d output / d weights."""
+    """Mean and covariance J Sigma J' of the flattened output of drawn weights; J = d output / d weights."""
     twin, weights = make_twin(kind, layer), weights_of(layer)
     mean = functional_call(twin, weights, (x,)).flatten()
     jacobian = jacrev(lambda w: functional_call(twin, w, (x,)).flatten())(weights)
-    stds = {"weight": layer.weight_std, "bias": layer.bias_std}
     covariance = torch.zeros(len(mean), len(mean), dtype=mean.dtype)
-    for name in weights:
-        if stds[name] is not None:
-            scaled = (jacobian[name] * stds[name].detach()).flatten(1)
-            covariance += scaled @ scaled.T
+    for name, q in layer.posteriors.items():
+        rows = jacobian[name].flatten(1)
+        covariance += rows @ covariance_of(q) @ rows.T
     return mean, covariance
 
 
 class Recorder(TorchDispatchMode):
-    """Every operation that torch runs inside: its name, and the number of elements of the largest result."""
+    """The device and dtype of every tensor of random numbers that torch makes inside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
-        self.largest = 0
-        self.devices_of_noise: list[tuple[torch.device, torch.dtype]] = []
+        self.noise: set[tuple[torch.device, torch.dtype]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = func.name().split("::")[1].split(".")[0]
-        self.names.append(name)
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                self.largest = max(self.largest, tensor.numel())
-                if "rand" in name:
-                    self.devices_of_noise.append((tensor.device, tensor.dtype))
+        if "rand" in func.name() and isinstance(result, Tensor):
+            self.noise.add((result.device, result.dtype))
         return result
-
-    def computing(self) -> list[str]:
-        """The operations that are neither views nor concatenations."""
-        views = {
-            "view",
-            "expand",
-            "reshape",
-            "cat",
-            "detach",
-            "split",
-            "split_with_sizes",
-            "_unsafe_view",
-            "t",
-            "alias",
-        }
-        return [name for name in self.names if name not in views]

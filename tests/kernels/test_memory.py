@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from dubito.kernels.memory import keep_freed_memory
+from dubito.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def work():
@@ -36,7 +36,7 @@ def test_memory_that_was_freed_is_used_again_without_the_system_s_help():
 def test_other_systems_are_left_alone(monkeypatch):
     import ctypes
 
-    from dubito.kernels import memory
+    from dubito import memory
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # no mallopt
     memory.keep_freed_memory()

@@ -21,18 +21,19 @@ def test_every_parameter_is_counted_once():
     expected = sum(p.numel() for p in network.parameters())
     for summary in (dubito.summary(network), dubito.summary(dubito.to_bayesian(network))):
         assert sum(row.weights for row in summary.rows) == expected
-    assert summary.layers == 2
-    assert summary.weights == 20 + 6
+    assert summary.layers == 3
+    assert summary.weights == 20 + 6 + 36
 
 
 def test_every_module_that_is_not_bayesian_has_a_reason():
     rows = dubito.summary(dubito.to_bayesian(nn.Sequential(Deep(1), nn.LayerNorm(2), nn.Linear(2, 2)), only="2")).rows
     reasons = {row.kind: row.reason for row in rows}
+    own = "a module's own parameters stay as they are unless `only` names them"
     assert reasons == {
-        "Deep": "parameters of a module itself, beside the layers inside it, stay as they are",
+        "Deep": own,
         "Linear": "to_bayesian was not asked to convert it",
-        "Bilinear": "there is no Bayesian Bilinear",
-        "LayerNorm": "normalisation stays as it is",
+        "Bilinear": own,
+        "LayerNorm": "normalisation stays as it is unless `only` names its parameters",
         "BayesLinear": None,
     }
 

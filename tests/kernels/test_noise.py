@@ -7,7 +7,9 @@ import pytest
 import torch
 from scipy import special, stats
 
-from dubito.kernels.noise import BLOCK, SMALLEST, standard_normal_like
+from dubito import kernels
+from dubito.kernels.noise import BLOCK, SMALLEST
+from dubito.noise import standard_normal, standard_normal_like
 
 MASK = 2**64 - 1
 SIZES = {torch.float32: (32, 24), torch.float64: (64, 53)}
@@ -93,9 +95,9 @@ def test_numbers_that_share_a_word_or_an_entry_of_the_table_are_independent(dtyp
 
 
 def test_tails_are_as_heavy_as_they_should_be():
-    """Of 20 million numbers about 1,266 lie beyond 4; the tolerance is 4 standard errors."""
+    """Of 5 million numbers about 317 lie beyond 4; the tolerance is 4 standard errors."""
     torch.manual_seed(0)
-    count = 20_000_000
+    count = 5_000_000
     expected = 2 * stats.norm.sf(4) * count
     found = int((standard_normal_like(torch.empty(count)).abs() > 4).sum())
     assert abs(found - expected) < 4 * math.sqrt(expected)
@@ -110,16 +112,19 @@ def test_noise_is_always_finite():
         assert ends.abs().max() < 1
 
 
-def test_noise_has_the_memory_layout_of_its_model_and_no_gaps():
-    """The same numbers in the order of memory, whatever the order of the axes; a generator of its own decides them."""
-    plain = torch.empty(64, 64, 3, 3)
-    last, gaps = plain.contiguous(memory_format=torch.channels_last), torch.empty(64, 64, 3, 6)[..., ::2]
-    flat, of_last, of_gaps = (standard_normal_like(x, torch.Generator().manual_seed(1)) for x in (plain, last, gaps))
-    assert of_last.stride() == last.stride()
-    assert torch.equal(of_last.permute(0, 2, 3, 1).reshape(-1), flat.view(-1))
-    assert torch.equal(of_gaps.view(-1), flat.view(-1))
-    small = standard_normal_like(torch.empty(5, 3), torch.Generator().manual_seed(1))
-    assert torch.equal(small, torch.randn(5, 3, generator=torch.Generator().manual_seed(1)))
+def test_small_noise_and_noise_without_the_kernel_is_torchs():
+    for size, off in ((15, ()), (2 * SMALLEST, ("noise",))):
+        with kernels.without(*off):
+            found = standard_normal(size, torch.float32, torch.device("cpu"), torch.Generator().manual_seed(1))
+        assert torch.equal(found, torch.randn(size, generator=torch.Generator().manual_seed(1)))
+
+
+def test_noise_like_a_tensor_has_its_shape_dtype_and_device():
+    like = torch.empty(64, 64, 3, 3, dtype=torch.float64)
+    noise = standard_normal_like(like, torch.Generator().manual_seed(1))
+    assert (noise.shape, noise.dtype, noise.device) == (like.shape, like.dtype, like.device)
+    flat = standard_normal(like.numel(), like.dtype, like.device, torch.Generator().manual_seed(1))
+    assert torch.equal(noise.view(-1), flat)
 
 
 def test_noise_depends_on_the_seed_and_not_on_the_threads():

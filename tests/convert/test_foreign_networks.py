@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dubito
+from dubito.layers import TWINS
 
 CLASSES = 4
 CONFIGS = {
@@ -56,7 +57,7 @@ def test_convert_train_a_step_and_predict(make, name):
     model = dubito.to_bayesian(network, head="softmax", prior="empirical")
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(images), network.eval()(images))
-    assert not [m for m in model.modules() if type(m) in dubito.convert.TWINS]
+    assert not [m for m in model.modules() if type(m) in TWINS]
 
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -66,7 +67,7 @@ def test_convert_train_a_step_and_predict(make, name):
     optimizer.step()
     assert bool(terms.loss.isfinite())
     changed = {key for key, value in model.named_parameters() if not torch.equal(value, before[key])}
-    assert {key for key in before if key.endswith(("_mean", "_rho"))} <= changed
+    assert {key for key in before if key.endswith((".mean", ".rho"))} <= changed
 
     buffers = {key: value.clone() for key, value in model.named_buffers()}
     prediction = dubito.predict(model, images, samples=5)
@@ -89,8 +90,11 @@ def test_last_layer_is_the_classifier_and_going_back_changes_nothing(make, name)
         assert torch.equal(back(images), network(images))
 
 
-def test_conv1d_of_transformers_is_left_alone_with_a_reason():
+def test_conv1d_of_transformers_is_drawn():
+    """It keeps its weight transposed, so that torch has no twin for it."""
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
-    rows = dubito.summary(dubito.to_bayesian(nn.Sequential(conv1d(4, 3), nn.Linear(4, 2)))).rows
-    assert [row.bayesian for row in rows] == [False, True]
-    assert "stores its weights transposed" in rows[0].reason
+    network = dubito.to_bayesian(nn.Sequential(conv1d(4, 3), nn.Linear(4, 2)), head="softmax", initial_std=0.1)
+    assert [row.bayesian for row in dubito.summary(network).rows] == [True, True]
+    x = torch.randn(2, 3)
+    assert not torch.equal(network(x), network(x))
+    assert bool((dubito.predict(network, x).epistemic > 0).all())
