@@ -197,3 +197,43 @@ def test_a_checkpointed_layer_inside_a_pass_has_the_gradients_of_the_plain_one(e
         output.square().sum().backward()
         found.append([output.detach(), *(p.grad.clone() for p in layer.parameters())])
     torch.testing.assert_close(*found)
+
+
+def tied_network() -> nn.Module:
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
+    network[2].weight = network[0].weight
+    return network.double()
+
+
+@pytest.mark.parametrize("kl_samples", [None, 1])
+def test_a_compiled_network_has_the_passes_of_the_plain_one(kl_samples):
+    """The same draws from the same seed, tied weights among them, in one graph that is made once."""
+    torch.manual_seed(0)
+    network = dubito.to_bayesian(tied_network(), estimator="weight", initial_std=0.3)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    x, labels = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+    objective = dubito.ELBO(10, "softmax", kl_samples=kl_samples)
+    for step in range(3):
+        found = []
+        for model in (network, compiled):
+            network.zero_grad()
+            torch.manual_seed(step)
+            with torch.compiler.set_stance("default" if step < 2 else "fail_on_recompile"):
+                loss = objective(model, x, labels).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_compiled_network_called_alone_opens_its_own_pass():
+    torch.manual_seed(0)
+    network = dubito.to_bayesian(tied_network(), estimator="weight", initial_std=0.3)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    x, outputs = torch.randn(5, 4, dtype=torch.float64), []
+    for model in (network, compiled, compiled):
+        torch.manual_seed(1)
+        outputs.append(model(x).detach())
+    torch.testing.assert_close(outputs[1:], [outputs[0]] * 2)
+    assert not torch.equal(compiled(x), compiled(x))
+    with one_pass():  # which ended after each call
+        assert not torch.equal(compiled(x), outputs[0])

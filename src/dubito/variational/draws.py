@@ -41,19 +41,22 @@ class Pass:
 
 
 class _Local(threading.local):
-    current: Pass | None = None
-    owner: nn.Module | None = None
-    depth: int = 0  # of calls of the owner inside each other
+    """What is under way in this thread; attributes of the object itself, which compilers can follow."""
+
+    def __init__(self) -> None:
+        self.current: Pass | None = None
+        self.owner: nn.Module | None = None
+        self.depth = 0  # of calls of the owner inside each other
 
 
 _thread = _Local()
 
 
 @contextmanager
-def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass | None]:
+def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass]:
     """Inside, every posterior has one draw; a pass inside a pass is the same pass."""
-    if torch.compiler.is_compiling() or _thread.current is not None:
-        yield None if torch.compiler.is_compiling() else _thread.current
+    if _thread.current is not None:
+        yield _thread.current
         return
     _thread.current = Pass(generator)
     try:
@@ -64,8 +67,6 @@ def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass | None]:
 
 def open_pass(module: nn.Module, inputs: object) -> None:
     """A forward pre-hook: a call of `module` is a pass, unless it is part of one."""
-    if torch.compiler.is_compiling():
-        return
     if _thread.current is None:
         _thread.current, _thread.owner, _thread.depth = Pass(), module, 1
     elif _thread.owner is module:
@@ -74,7 +75,7 @@ def open_pass(module: nn.Module, inputs: object) -> None:
 
 def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     """The forward hook that ends what :func:`open_pass` began."""
-    if torch.compiler.is_compiling() or _thread.owner is not module:
+    if _thread.owner is not module:
         return
     _thread.depth -= 1
     if _thread.depth == 0:
@@ -83,13 +84,13 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
 
 def note_use(posterior: Posterior) -> None:
     """Say that the pass under way computes with this posterior."""
-    if not torch.compiler.is_compiling() and _thread.current is not None:
+    if _thread.current is not None:
         _thread.current.used.add(posterior)
 
 
 def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:
     """Values that a pass needs several times of a posterior, without a gradient: made once in it."""
-    current = None if torch.compiler.is_compiling() else _thread.current
+    current = _thread.current
     if current is None:
         return make()
     if posterior not in current.values:
@@ -104,10 +105,9 @@ def drawn(posterior: Posterior) -> Tensor:
 
 def drawn_groups(posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
     """The weights that the groups of a batch see in the pass under way."""
-    current = None if torch.compiler.is_compiling() else _thread.current
-    if current is None:
+    if _thread.current is None:
         return _draw_groups(posterior, count, antithetic, None)
-    return current.groups(posterior, count, antithetic)
+    return _thread.current.groups(posterior, count, antithetic)
 
 
 def _draw_groups(posterior: Posterior, count: int, antithetic: bool, generator: torch.Generator | None) -> list[Tensor]:
