@@ -52,15 +52,16 @@ _thread = _Local()
 
 @contextmanager
 def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass]:
-    """Inside, every posterior has one draw; a pass inside a pass is the same pass."""
-    if _thread.current is not None:
-        yield _thread.current
+    """Inside, every posterior has one draw; a pass inside a pass is the same pass, unless it has its own generator."""
+    outer = _thread.current
+    if outer is not None and generator is None:
+        yield outer
         return
     _thread.current = Pass(generator)
     try:
         yield _thread.current
     finally:
-        _thread.current = None
+        _thread.current = outer
 
 
 def open_pass(module: nn.Module, inputs: object) -> None:
