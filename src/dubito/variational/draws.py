@@ -29,7 +29,7 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
-        self.values: dict[Posterior, Tensor] = {}
+        self.values: dict[Posterior, tuple[Tensor, int, Tensor]] = {}
         self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
@@ -88,14 +88,15 @@ def note_use(posterior: Posterior) -> None:
         _thread.current.used.add(posterior)
 
 
-def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:
-    """Values that a pass needs several times of a posterior, without a gradient: made once in it."""
+def remembered(posterior: Posterior, source: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """Values that a pass needs several times, without a gradient: made once from `source` as long as it is the same."""
     current = _thread.current
-    if current is None:
-        return make()
-    if posterior not in current.values:
-        current.values[posterior] = make()
-    return current.values[posterior]
+    if current is None or source.is_inference():
+        return make(source)
+    known = current.values.get(posterior)
+    if known is None or known[0] is not source or known[1] != source._version:
+        known = current.values[posterior] = (source, source._version, make(source))
+    return known[2]
 
 
 def drawn(posterior: Posterior) -> Tensor:

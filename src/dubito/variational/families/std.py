@@ -42,7 +42,7 @@ class StdPosterior(DiagonalPosterior):
 
     def _std_values(self) -> Tensor:
         """The values of sigma, computed once in a pass."""
-        return remembered(self, lambda: std.values(self.rho))
+        return remembered(self, self.rho, std.values)
 
     @property
     def log_std(self) -> Tensor:
