@@ -103,8 +103,7 @@ class ELBO:
                     likelihoods.append(head.log_likelihood(outputs, targets))
                 if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
-                if under_way is not None:
-                    self._warn_of_unused(model, under_way)
+                self._warn_of_unused(model, under_way)
         kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
         weight = self.temperature if kl_weight is None else kl_weight
