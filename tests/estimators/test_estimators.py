@@ -30,7 +30,8 @@ def draw_outputs(layer: nn.Module, x: torch.Tensor, name: str) -> torch.Tensor:
     """(DRAWS, elements) outputs for the batch `x`, each from noise of its own."""
     if name == "flipout":  # signs and weights are drawn once for a call
         with dubito.estimator(layer, name):
-            return torch.stack([layer(x).flatten() for _ in range(DRAWS)])
+            calls = torch.func.vmap(lambda _: layer(x).flatten(), randomness="different")
+            return calls(torch.zeros(DRAWS))
     repeated = x.repeat(DRAWS, *[1] * (x.dim() - 1))
     with dubito.estimator(layer, Weight(draws=DRAWS) if name == "weight" else name):
         return layer(repeated).reshape(DRAWS, -1)

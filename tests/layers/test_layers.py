@@ -306,6 +306,7 @@ def small_network(**options) -> nn.Sequential:
 def test_compiled_network_has_the_same_outputs_and_gradients_without_graph_breaks(estimator):
     torch.manual_seed(0)
     network = small_network(estimator=estimator, dtype=torch.float64)
+    torch.compiler.reset()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     x = torch.randn(4, 1, 4, 4, dtype=torch.float64)
     results = []
@@ -321,6 +322,7 @@ def test_compiled_network_has_the_same_outputs_and_gradients_without_graph_break
 def test_compiled_network_follows_training_and_evaluation_mode():
     torch.manual_seed(0)
     network = small_network(initial_std=0.5)
+    torch.compiler.reset()
     compiled = torch.compile(network, backend="aot_eager")
     x = torch.randn(4, 1, 4, 4)
     assert not torch.equal(compiled(x), compiled(x))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dubito
-from dubito.errors import HeadError, NonFiniteError, OptionError, ShapeError
+from dubito.errors import DubitoWarning, HeadError, NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Weight
 from dubito.heads import GaussianHead
 from dubito.variational.draws import drawn, one_pass
@@ -99,7 +99,7 @@ def test_elbo_of_the_exact_posterior_is_the_log_evidence():
     expected = evidence.log_prob(y[:, 0]).item()
     objective = ELBO(12, GaussianHead(noise))
     with torch.no_grad():
-        bounds = torch.stack([-12 * objective(model, x, y).loss for _ in range(4000)])
+        bounds = torch.stack([-12 * objective(model, x, y).loss for _ in range(2500)])
     standard_error = bounds.std().item() / math.sqrt(len(bounds))
     assert bounds.mean().item() == pytest.approx(expected, abs=6 * standard_error)
     assert standard_error < 0.05
@@ -203,7 +203,7 @@ def test_kl_may_be_the_monte_carlo_form():
     model = randomize(make_layer("Linear", estimator="mean"))
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
     objective = ELBO(5, "softmax", kl_samples=8)
-    draws = torch.stack([objective(model, x, y).kl.detach() for _ in range(300)])
+    draws = torch.stack([objective(model, x, y).kl.detach() for _ in range(150)])
     standard_error = draws.std().item() / math.sqrt(len(draws))
     assert draws.mean().item() == pytest.approx(model.kl_divergence().item(), abs=6 * standard_error)
     assert standard_error > 0
@@ -370,3 +370,29 @@ def test_several_gradients_at_once_are_those_one_by_one():
         many = torch.autograd.grad(term, network.parameters(), factors, retain_graph=True, is_grads_batched=True)
         for one, both in zip(alone, many, strict=True):
             torch.testing.assert_close(both, torch.stack([one, -2 * one]))
+
+
+class Partly(nn.Module):
+    """Has layers that it calls, reads, or leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.read, self.forgotten = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.called(x) + nn.functional.linear(x, self.read.weight, self.read.bias)
+
+
+@pytest.mark.parametrize("kl_samples", [None, 1])
+@pytest.mark.parametrize("estimator", ["local", "weight", "flipout", "mean"])
+def test_posteriors_that_no_forward_pass_uses_are_named_once(estimator, kl_samples):
+    """The suite turns warnings of dubito into errors, so that a second one would fail."""
+    objective = ELBO(10, "softmax", kl_samples=kl_samples)
+    x, labels = torch.randn(5, 4), torch.randint(3, (5,))
+    model = dubito.to_bayesian(Partly(), estimator=estimator)
+    names = r"did not use forgotten\.posteriors\.weight, forgotten\.posteriors\.bias, but KL counts them"
+    with pytest.warns(DubitoWarning, match=names):
+        objective(model, x, labels)
+    objective(model, x, labels)
+    whole = dubito.to_bayesian(Partly(), estimator=estimator, only=["called", "read"])
+    objective(whole, x, labels)

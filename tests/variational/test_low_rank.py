@@ -68,10 +68,10 @@ def test_dependence_of_the_weights_costs_what_it_takes_from_the_entropy():
 def test_monte_carlo_form_agrees_with_the_closed_form():
     q = make_posterior(0.5)
     with torch.no_grad():
-        draws = torch.stack([dubito.kl_divergence(q, samples=4) for _ in range(500)])
+        draws = torch.stack([dubito.kl_divergence(q, samples=4) for _ in range(200)])
     standard_error = draws.std().item() / math.sqrt(len(draws))
     assert draws.mean().item() == pytest.approx(q.kl_divergence().item(), abs=6 * standard_error)
-    assert standard_error < 0.05 * q.kl_divergence().item()
+    assert standard_error < 0.08 * q.kl_divergence().item()
 
 
 def test_it_starts_nearly_diagonal_with_the_standard_deviation_asked_for():
@@ -136,9 +136,9 @@ def test_training_finds_the_exact_posterior_where_it_is_in_the_family():
     layer = dubito.BayesLinear(2, 1, **options, posterior="low_rank")
     (q,) = posteriors(layer).values()
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.01 ** (1 / 1500))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.01 ** (1 / 800))
     design = x.T @ x / noise**2
-    for _ in range(1500):  # the expected log-likelihood is quadratic in the weights, so it needs no draws
+    for _ in range(800):  # the expected log-likelihood is quadratic in the weights, so it needs no draws
         optimizer.zero_grad()
         spread = torch.diag(torch.nn.functional.softplus(q.rho).square().flatten())
         spread = spread + q.factor.flatten(1).T @ q.factor.flatten(1)
@@ -185,7 +185,7 @@ def test_a_predictors_draws_have_the_posteriors_covariance():
     layer = randomize(make_layer("Linear", posterior="low_rank", bias=False))
     x = make_input("Linear", batch=1)
     mean, covariance = output_moments("Linear", layer, x)
-    networks = dubito.Predictor(layer, samples=4000, head="softmax").networks()
+    networks = dubito.Predictor(layer, samples=2000, head="softmax").networks()
     with torch.no_grad():
         outputs = torch.cat([network(x) for network in networks])
     torch.testing.assert_close(outputs.mean(0), mean)  # pairs of opposite noise

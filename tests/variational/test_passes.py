@@ -210,6 +210,7 @@ def test_a_compiled_network_has_the_passes_of_the_plain_one(kl_samples):
     """The same draws from the same seed, tied weights among them, in one graph that is made once."""
     torch.manual_seed(0)
     network = dubito.to_bayesian(tied_network(), estimator="weight", initial_std=0.3)
+    torch.compiler.reset()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     x, labels = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
     objective = dubito.ELBO(10, "softmax", kl_samples=kl_samples)
@@ -228,6 +229,7 @@ def test_a_compiled_network_has_the_passes_of_the_plain_one(kl_samples):
 def test_a_compiled_network_called_alone_opens_its_own_pass():
     torch.manual_seed(0)
     network = dubito.to_bayesian(tied_network(), estimator="weight", initial_std=0.3)
+    torch.compiler.reset()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     x, outputs = torch.randn(5, 4, dtype=torch.float64), []
     for model in (network, compiled, compiled):
