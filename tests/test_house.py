@@ -13,13 +13,14 @@ from benchmarks.import_graph import ImportGraph, circles
 import dubito
 
 ORDER = (
-    ("errors", "softplus", "files", "progress"),
-    ("variational", "kernels"),
+    ("errors", "softplus", "files", "progress", "linear_map", "memory"),
+    ("heads", "kernels"),
+    ("noise",),
+    ("variational",),
     ("estimators",),
     ("layers",),
-    ("heads",),
     ("convert",),
-    ("models", "data"),
+    ("models", "data", "threads"),
     ("runs",),
     ("prediction",),
     ("decisions",),
@@ -30,7 +31,19 @@ ORDER = (
 )
 """Files and folders of src/dubito, from low to high. Each may import what stands in its own line or above it."""
 MATHEMATICS = (
-    *("errors", "softplus", "variational", "kernels", "estimators", "layers", "heads", "convert", "prediction"),
+    *(
+        "errors",
+        "softplus",
+        "linear_map",
+        "noise",
+        "variational",
+        "kernels",
+        "estimators",
+        "layers",
+        "heads",
+        "convert",
+        "prediction",
+    ),
 )
 """What needs torch alone, as long as nothing is called that imports more."""
 HEAVY = (

@@ -27,7 +27,7 @@ environment of its own; `dubito bench` measures dubito's own networks on your ma
 
 Every system runs in a process of its own, from the same network with softplus activations, the same weights as means,
 the same random images and as many threads, and keeps the memory that it frees, as the program `dubito` does
-(`dubito.kernels.memory.keep_freed_memory`, for all systems alike). Processes take turns; ratios compare times of one
+(`dubito.memory.keep_freed_memory`, for all systems alike). Processes take turns; ratios compare times of one
 round: each cell is the median over the rounds, with the quartiles in brackets. A training step is the forward pass, the
 system's own KL term, the backward pass and fused Adam. Predictions by draws are compared with as many passes of the
 twin, and a peer makes them one after the other. A `dubito.Predictor` is made once and keeps its drawn weights;

@@ -30,6 +30,8 @@ def standard_normal(
 
 def standard_normal_like(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Independent N(0, 1) numbers with the shape, dtype and device of `x`."""
-    if torch.func.debug_unwrap(x, recurse=False) is not x or is_tracing() or x.is_meta:
+    if torch.compiler.is_compiling() or is_tracing() or x.is_meta:
+        return torch.randn_like(x)
+    if torch.func.debug_unwrap(x, recurse=False) is not x:  # a transform of torch.func is at work
         return torch.randn_like(x)
     return standard_normal(x.numel(), x.dtype, x.device, generator).view(x.shape)

@@ -59,7 +59,7 @@ def test_graph_gives_what_the_predictor_gives(tiny, data, images, what: str, hea
 
 @pytest.mark.parametrize(
     "options",
-    [{"parameterization": "alpha"}, {"bayesian_bias": False}, {"prior": "mixture"}, {"inference": "dropout"}],
+    [{"posterior": "alpha"}, {"bayesian_bias": False}, {"prior": "mixture"}, {"inference": "dropout"}],
     ids=str,
 )
 @pytest.mark.parametrize("what", ["draws", "moments"])

@@ -21,7 +21,7 @@ from dubito.benchmark.profile import Profile, profile
 from dubito.benchmark.systems import Frequentist, System
 from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
-from dubito.kernels.memory import keep_freed_memory
+from dubito.memory import keep_freed_memory
 
 __all__ = ["Worker", "WorkerError", "open_workers"]
 

@@ -16,7 +16,7 @@ from dubito import __version__
 from dubito.cli import bench, compare, data, evaluate, export, models, predict, prune, report, reproduce, serve, train
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
-from dubito.kernels.memory import keep_freed_memory
+from dubito.memory import keep_freed_memory
 
 __all__ = ["app", "main", "run"]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dubito.engines import Engine
     from dubito.export import OnnxModel
     from dubito.prediction import Prediction, Predictor
     from dubito.progress import Advance
@@ -107,6 +108,7 @@ def predict(
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="What carries the work: local, this process.")] = "local",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
 ) -> None:
@@ -125,6 +127,7 @@ def predict(
     else:
         import torch
 
+        from dubito.engines import get_engine
         from dubito.prediction import Predictor
         from dubito.runs.run import Run
 
@@ -133,7 +136,7 @@ def predict(
         opened = Run.open(run)
         network = opened.load(checkpoint).to(choose_device(device))
         predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
-        data, predict_all = opened.data, partial(_predict, predictor)
+        data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
     reader = Reader(find_images(images, data), data)
     with progress_bar("Predicting", len(reader.images)) as advance:
         prediction = predict_all(reader, batch_size, advance)
@@ -180,12 +183,11 @@ def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance
     return Prediction.cat(parts) if parts else None
 
 
-def _predict(predictor: Predictor, reader: Reader, batch_size: int, advance: Advance) -> Prediction | None:
+def _predict(
+    engine: Engine, predictor: Predictor, reader: Reader, batch_size: int, advance: Advance
+) -> Prediction | None:
     """The prediction of every image that can be read; None if there is none."""
-    from dubito.prediction import Prediction
-
-    parts = [predictor(images).to("cpu") for images in reader.batches(batch_size, advance)]
-    return Prediction.cat(parts) if parts else None
+    return engine.predict(predictor, reader.batches(batch_size, advance))
 
 
 def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[str]) -> Table:

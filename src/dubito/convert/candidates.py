@@ -71,7 +71,7 @@ def choose_parameters(module: nn.Module, only: Choice | Sequence[Choice] | None,
         choices: list[Any] = list(only) if isinstance(only, (list, tuple)) else [only]
         picked: Picked = {}
         for choice in choices:
-            for name, parameters in _pick(choice, named, able).items():
+            for name, parameters in _pick(choice, module, able).items():
                 picked[name] = list(dict.fromkeys([*picked.get(name, []), *parameters]))
         able = {name: picked[name] for name in named if name in picked}
     if not able:
@@ -89,12 +89,15 @@ def _is_bayesian(module: nn.Module) -> bool:
     return obstacle(module) == "it is Bayesian already" and not isinstance(module, Posterior)
 
 
-def _pick(choice: Choice, named: dict[str, nn.Module], able: Picked) -> Picked:
-    """What a choice picks, at least one parameter."""
+def _pick(choice: Choice, module: nn.Module, able: Picked) -> Picked:
+    """What a choice picks, at least one parameter; a shared layer answers to each of its names."""
+    named = dict(module.named_modules())
     hit: set[str] = set()
     if isinstance(choice, (str, type)):
-        hit = {name for name, part in named.items() if _fits(choice, name, part)}
-        hit = {name for name in named if not hit.isdisjoint(_places(name))}
+        first = {part: name for name, part in named.items()}
+        everywhere = list(module.named_modules(remove_duplicate=False))
+        fits = {name for name, part in everywhere if _fits(choice, name, part)}
+        hit = {first[part] for name, part in everywhere if not fits.isdisjoint(_places(name))}
     elif callable(choice):
         hit = {name for name in able if choice(name, named[name])}
     else:

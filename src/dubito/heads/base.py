@@ -106,6 +106,8 @@ def categorical_log_likelihood(log_probs: Tensor, targets: Tensor) -> Tensor:
 def _require_known_classes(targets: Tensor, num_classes: int) -> None:
     if targets.device.type != "cpu" or targets.numel() == 0 or torch.compiler.is_compiling():
         return  # looking at values would stall an accelerator or break a graph
+    if torch.func.debug_unwrap(targets, recurse=False) is not targets:
+        return  # a transform of torch.func shows no values
     low, high = (int(v) for v in targets.aminmax())
     if low < 0 or high >= num_classes:
         raise ShapeError(

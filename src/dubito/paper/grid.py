@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import write_atomically
-from dubito.kernels.memory import keep_freed_memory
+from dubito.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
 from dubito.runs.config import TrainingConfig, with_defaults
 from dubito.runs.run import Run

@@ -5,7 +5,7 @@
 - ``mean``: the network at the posterior mean, one draw.
 - ``local``: draws of activations by the local reparameterisation trick. It treats the positions of a convolution as
   independent, so it finds less epistemic uncertainty than the posterior has, above all before global pooling. All
-  images share the noise.
+  images share the noise, so layers must get them along axis 0.
 
 `moments` has a folder of its own.
 """
@@ -31,7 +31,7 @@ from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import posteriors
 
-__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws"]
+__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "frozen"]
 
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
@@ -65,22 +65,23 @@ class WeightDraws(Draws):
         self.weights = DrawnWeights(found, self.samples, seed, memory)
         self._mask_seeds = seeds_of(seed + 1, self.samples)
         network, slots = plain_network(model, share=share)
-        self._prototype = (network.eval().requires_grad_(False), slots)
+        fill(slots, {q: q.mean.detach() for q in found})  # stand-ins: some layers of torch keep lists of their weights
+        self._prototype = (frozen(network, share), slots)
         self._dropout = dropout
-        self._workers = Workers(self._make_worker)
+        self._workers: Workers[_Worker] = Workers()
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """All draws at once for few images of a small network, otherwise one after the other."""
         small = self.weights.bytes_per_draw <= SMALL_DRAW
         if self._stacks and len(batch) <= FEW_IMAGES and small:
-            with self._workers.one() as worker:
+            with self._workers.one(self._make_worker) as worker:
                 stacked = worker.stacked(batch, self.weights.stacked or {})
             if stacked is not None:
                 yield stacked
                 return
             self._stacks = False  # something in the network cannot be batched
-        with self._workers.one() as worker:
+        with self._workers.one(self._make_worker) as worker:
             yield from worker.one_by_one(batch, self.weights, self._mask_seeds)
 
     def networks(self, example: Tensor | None = None) -> list[nn.Module]:
@@ -100,6 +101,11 @@ class WeightDraws(Draws):
 
     def _make_worker(self, remembers: bool = True) -> _Worker:
         return _Worker(*_copied(*self._prototype), self._dropout, remembers)
+
+
+def frozen(network: nn.Module, shared: bool) -> nn.Module:
+    """The network in evaluation mode, with parameters that do not learn, unless they are shared with a model."""
+    return network.eval() if shared else network.eval().requires_grad_(False)
 
 
 def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot]]:
@@ -123,13 +129,21 @@ class _Worker:
     def one_by_one(self, batch: Tensor, weights: DrawnWeights, seeds: list[int]) -> Iterator[Tensor]:
         given = _Unchanged(batch)
         draws: Iterator[Weights] = iter(weights)
-        for number, seed in enumerate(seeds):
-            fill(self.slots, next(draws, {}))
-            if self._masks is not None:
-                self._masks.begin_draw(seed)
-            if self._memory is not None:
-                self._memory.begin_draw(first=number == 0)
-            yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        try:
+            for number, seed in enumerate(seeds):
+                fill(self.slots, next(draws, {}))
+                if self._masks is not None:
+                    self._masks.begin_draw(seed)
+                if self._memory is not None:
+                    self._memory.begin_draw(first=number == 0)
+                yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep neither weights nor what a batch left behind: their memory must not wait for the garbage collector."""
+        for module, name, _ in self.slots:
+            module._parameters[name] = None
         if self._memory is not None:
             self._memory.forget()
 
@@ -142,7 +156,9 @@ class _Worker:
         for part in masked:
             part.fix = True
         with torch.no_grad():
-            self.network(example)
+            self.network(example.clone())
+        for part in masked:
+            part.fix = False
 
     def stacked(self, batch: Tensor, weights: Weights) -> Tensor | None:
         """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""
@@ -160,10 +176,10 @@ class _Worker:
             outputs = torch.func.vmap(one)(drawn)
         except (RuntimeError, TypeError, ValueError):  # changes in place, or decisions by values
             return None
+        else:
+            return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
         finally:
-            if self._memory is not None:
-                self._memory.forget()
-        return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
+            self._let_go()
 
 
 def _with_masks(network: nn.Module, dropout: bool | None) -> tuple[nn.Module, Masks | None]:
@@ -190,20 +206,21 @@ class LocalDraws(Draws):
         draws = bool(posteriors(model)) or bool(drawn_dropout(model, dropout))
         self.samples = samples if draws else 1
         self._seeds = seeds_of(seed, self.samples)
+        self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
         keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
+        self._prototype = frozen(deep_copy(model, keep), share)
         self._dropout = dropout
-        self._workers = Workers(self._make_worker)
+        self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One draw after the other."""
         given = _Unchanged(batch)
-        with self._workers.one() as (network, noise, masks):
-            for seed in self._seeds:
+        with self._workers.one(self._make_worker) as (network, noise, masks):
+            for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):
                 generator = torch.Generator("cpu").manual_seed(seed)
                 noise.generator = generator
                 if masks is not None:
-                    masks.begin_draw(seed)
+                    masks.begin_draw(mask_seed)
                 with one_pass(generator), forced(network, noise):
                     outputs = network(given())
                 yield checked(outputs, batch, network).unsqueeze(0)

@@ -42,24 +42,32 @@ class Masks:
 class MaskedDropout(nn.Module):
     """Dropout in every mode, with a mask that all images share.
 
-    Once `fix` is set, the masks of the next calls are kept and used from then on.
+    While `fix` is set, the masks of its calls are kept; afterwards they are used in the same order, again and again.
     """
-
-    mask: Tensor | None
 
     def __init__(self, masks: Masks, probability: float, whole_channels: bool) -> None:
         super().__init__()
         self.probability, self.whole_channels, self.fix = probability, whole_channels, False
         self._masks = masks
-        self.register_buffer("mask", None)
+        self._fixed = self._calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Zeros with that probability, and the others larger."""
-        if self.mask is not None:
-            return x * self.mask
-        shape = (1, x.shape[1], *(1,) * (x.dim() - 2)) if self.whole_channels else (1, *x.shape[1:])
-        kept = torch.rand(shape, generator=self._masks.generator, device="cpu") >= self.probability
-        mask = kept.to(x.device, x.dtype) / (1 - self.probability)
+        if self._fixed and not self.fix:
+            return x * self._next_fixed()
+        mask = self._fresh(x)
         if self.fix:
-            self.mask = mask
+            self.register_buffer(f"mask{self._fixed}", mask)
+            self._fixed += 1
         return x * mask
+
+    def _next_fixed(self) -> Tensor:
+        number = self._calls
+        if self._fixed > 1:
+            self._calls = (self._calls + 1) % self._fixed
+        return self.get_buffer(f"mask{number}")
+
+    def _fresh(self, x: Tensor) -> Tensor:
+        shape = (1, x.shape[1], *(1,) * (x.dim() - 2)) if self.whole_channels else (1, *x.shape[1:])
+        uniform = torch.rand(shape, generator=self._masks.generator, device="cpu", dtype=torch.float32)
+        return (uniform >= self.probability).to(x.device, x.dtype) / (1 - self.probability)

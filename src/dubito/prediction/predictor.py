@@ -7,9 +7,10 @@ of any size, in any order, thread or process. Mean probabilities are means of dr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from dubito.prediction.ensemble import Ensemble, pool
 from dubito.prediction.moments import MomentDraws
 from dubito.prediction.weights import seeds_of
 from dubito.progress import track
+
+if TYPE_CHECKING:
+    from dubito.runs.run import Run
 
 __all__ = ["Method", "Predictor", "predict"]
 
@@ -45,7 +49,7 @@ class Predictor:
     share it.
 
     Args:
-        model: any module whose outputs have a class axis 1, or an ensemble.
+        model: any module whose outputs have a class axis 1, an ensemble, a run or its folder.
         samples: draws of the network; of an ensemble, draws of each member.
         method: ``weights``, draws of the posterior itself, in antithetic pairs, the same for every image.
             ``local``: draws of activations by the local reparameterisation trick; it treats the positions of a
@@ -71,7 +75,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | os.PathLike[str] | Run,
         samples: int = 10,
         method: str = "weights",
         seed: int = 0,
@@ -90,9 +94,11 @@ class Predictor:
         self.method = choose(Method, method, "method").value
         self.samples = samples
         self.seed, self.batch_size, self.covariance = seed, batch_size, covariance
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._members: list[Predictor] = []
         self._draws: Draws | None = None
+        if not isinstance(model, nn.Module):
+            model = _opened(model)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if isinstance(model, Ensemble):
             self.head = resolve_head(model)
             inherited = True if getattr(model, "draws_dropout", False) else dropout
@@ -183,6 +189,15 @@ class Predictor:
             yield from (part for part in batch.split(self.batch_size) if len(part))
 
 
+def _opened(run: str | os.PathLike[str] | Run) -> nn.Module:
+    """The trained network of a run."""
+    from dubito.runs.run import Run
+
+    if not isinstance(run, (str, os.PathLike, Run)):
+        raise OptionError(f"model is a {type(run).__name__}, but must be a module, a run or its folder.")
+    return (run if isinstance(run, Run) else Run.open(run)).load()
+
+
 def _make_draws(
     model: nn.Module,
     samples: int,
@@ -203,7 +218,7 @@ def _make_draws(
 
 
 def predict(
-    model: nn.Module,
+    model: nn.Module | str | os.PathLike[str] | Run,
     inputs: Tensor | Iterable[Any],
     samples: int = 10,
     method: str = "weights",

@@ -7,7 +7,7 @@ nothing drawn has run, and give it again where the input is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,19 +34,18 @@ class Remembering:
     def __init__(self, network: nn.Module, drawn: set[nn.Module]) -> None:
         self._calls: dict[tuple[int, int], _Call] = {}
         self._numbers: dict[int, int] = {}
-        self._first = True
         self._touched = False
+        self._in_place = any(getattr(part, "inplace", False) for part in network.modules())
         inside = {parent for parent in network.modules() if not drawn.isdisjoint(parent.modules())}
         for module in drawn:
             module.register_forward_pre_hook(self._touch)
-        for parent in inside - drawn:
-            for child in parent.children():
-                if child not in inside:
-                    child.forward = self._remembered(child, child.forward)
+            module.__dict__["_parameters"] = _Watched(module._parameters, self._touch)
+        for child in {child for parent in inside - drawn for child in _called(parent)} - inside:
+            child.forward = self._remembered(child, child.forward)
 
     def begin_draw(self, first: bool) -> None:
         """A new draw of the same batch, or the first one of a new batch."""
-        self._first, self._touched = first, False
+        self._touched = False
         self._numbers.clear()
         if first:
             self._calls.clear()
@@ -55,7 +54,7 @@ class Remembering:
         """The batch is done."""
         self._calls.clear()
 
-    def _touch(self, module: nn.Module, inputs: Any) -> None:
+    def _touch(self, *event: Any) -> None:
         self._touched = True
 
     def _remembered(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,16 +66,37 @@ class Remembering:
             known = self._calls.get(key)
             if known is not None and _same((arguments, options), (known.arguments, known.options), has_weights):
                 if known.output._version == known.version:
-                    return known.output
-                known = None  # somebody has changed it in place
+                    return known.output.clone() if self._in_place else known.output
+                known, self._in_place = None, True  # from now on everybody gets a copy to change
             output = forward(*arguments, **options)
-            if known is None and isinstance(output, Tensor) and not self._touched:
-                # In later draws a copy, which whoever changed the first one may change again.
-                kept = output if self._first else output.clone()
+            worth_it = has_weights or not self._in_place  # others may give what they got, which a copy would not be
+            if known is None and isinstance(output, Tensor) and not self._touched and worth_it:
+                kept = output.clone() if self._in_place else output
                 self._calls[key] = _Call(arguments, options, kept, kept._version)
             return output
 
         return call
+
+
+def _called(parent: nn.Module) -> Iterator[nn.Module]:
+    """The modules inside that can be called; lists and dictionaries of modules cannot, but what is in them can."""
+    for child in parent.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _called(child)
+        else:
+            yield child
+
+
+class _Watched(dict[str, Any]):
+    """The parameters of a module; whoever reads one, by whatever way it came to the module, is noticed."""
+
+    def __init__(self, parameters: dict[str, Any], noticed: Callable[[], None]) -> None:
+        super().__init__(parameters)
+        self._noticed = noticed
+
+    def __getitem__(self, name: str) -> Any:
+        self._noticed()
+        return super().__getitem__(name)
 
 
 def _same(a: Any, b: Any, by_value: bool) -> bool:

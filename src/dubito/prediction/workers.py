@@ -12,25 +12,24 @@ Worker = TypeVar("Worker")
 
 
 class Workers(Generic[Worker]):
-    """Makes a worker when all others are busy; threads never share one, and never wait for each other.
+    """Idle workers; threads never share one, and never wait for each other.
 
-    >>> workers = Workers(list)
-    >>> with workers.one() as first, workers.one() as second:
+    >>> workers = Workers()
+    >>> with workers.one(list) as first, workers.one(list) as second:
     ...     first is second
     False
     """
 
-    def __init__(self, make: Callable[[], Worker]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._idle: list[Worker] = []
 
     @contextmanager
-    def one(self) -> Iterator[Worker]:
-        """A worker that nobody else has meanwhile."""
+    def one(self, make: Callable[[], Worker]) -> Iterator[Worker]:
+        """A worker that nobody else has meanwhile; a new one if all are busy."""
         try:
             worker = self._idle.pop()  # pop and append are atomic
         except IndexError:
-            worker = self._make()
+            worker = make()
         try:
             yield worker
         finally:

@@ -8,7 +8,7 @@ every reading is a fresh draw. Passes belong to their thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "note_use", "one_pass", "open_pass", "remembered"]
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
 
 
 class Pass:
@@ -29,8 +29,6 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
-        self.values: dict[Posterior, Tensor] = {}
-        self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -41,52 +39,46 @@ class Pass:
 
 
 class _Local(threading.local):
-    current: Pass | None = None
-    owner: nn.Module | None = None
+    """What is under way in this thread; attributes of the object itself, which compilers can follow."""
+
+    def __init__(self) -> None:
+        self.current: Pass | None = None
+        self.owner: nn.Module | None = None
+        self.depth = 0  # of calls of the owner inside each other
 
 
 _thread = _Local()
 
 
 @contextmanager
-def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass | None]:
-    """Inside, every posterior has one draw; a pass inside a pass is the same pass."""
-    if torch.compiler.is_compiling() or _thread.current is not None:
-        yield None if torch.compiler.is_compiling() else _thread.current
+def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass]:
+    """Inside, every posterior has one draw; a pass inside a pass is the same pass, unless it has its own generator."""
+    outer = _thread.current
+    if outer is not None and generator is None:
+        yield outer
         return
     _thread.current = Pass(generator)
     try:
         yield _thread.current
     finally:
-        _thread.current = None
+        _thread.current = outer
 
 
 def open_pass(module: nn.Module, inputs: object) -> None:
     """A forward pre-hook: a call of `module` is a pass, unless it is part of one."""
-    if not torch.compiler.is_compiling() and _thread.current is None:
-        _thread.current, _thread.owner = Pass(), module
+    if _thread.current is None:
+        _thread.current, _thread.owner, _thread.depth = Pass(), module, 1
+    elif _thread.owner is module:
+        _thread.depth += 1
 
 
 def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     """The forward hook that ends what :func:`open_pass` began."""
-    if not torch.compiler.is_compiling() and _thread.owner is module:
+    if _thread.owner is not module:
+        return
+    _thread.depth -= 1
+    if _thread.depth == 0:
         _thread.current = _thread.owner = None
-
-
-def note_use(posterior: Posterior) -> None:
-    """Say that the pass under way computes with this posterior."""
-    if not torch.compiler.is_compiling() and _thread.current is not None:
-        _thread.current.used.add(posterior)
-
-
-def remembered(posterior: Posterior, make: Callable[[], Tensor]) -> Tensor:
-    """Values that a pass needs several times of a posterior, without a gradient: made once in it."""
-    current = None if torch.compiler.is_compiling() else _thread.current
-    if current is None:
-        return make()
-    if posterior not in current.values:
-        current.values[posterior] = make()
-    return current.values[posterior]
 
 
 def drawn(posterior: Posterior) -> Tensor:
@@ -96,10 +88,9 @@ def drawn(posterior: Posterior) -> Tensor:
 
 def drawn_groups(posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
     """The weights that the groups of a batch see in the pass under way."""
-    current = None if torch.compiler.is_compiling() else _thread.current
-    if current is None:
+    if _thread.current is None:
         return _draw_groups(posterior, count, antithetic, None)
-    return current.groups(posterior, count, antithetic)
+    return _thread.current.groups(posterior, count, antithetic)
 
 
 def _draw_groups(posterior: Posterior, count: int, antithetic: bool, generator: torch.Generator | None) -> list[Tensor]:

@@ -34,7 +34,7 @@ from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
 from dubito.linear_map import LinearMap
-from dubito.prediction.draws import Draws
+from dubito.prediction.draws import Draws, frozen
 from dubito.prediction.dropout import drawn_dropout
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
 from dubito.prediction.moments.gaussian import root, safe_sqrt
@@ -42,7 +42,7 @@ from dubito.prediction.moments.linear import Weights
 from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
 from dubito.prediction.workers import Workers
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import Posterior
+from dubito.variational.posterior import Posterior, posteriors
 
 __all__ = ["LogitMoments", "MomentDraws", "Propagate", "logit_moments"]
 
@@ -84,19 +84,19 @@ class MomentDraws(Draws):
     ) -> None:
         if points < 2:
             raise OptionError(f"points is {points}, but method='moments' needs at least 2.")
-        self.samples = points
+        drops = drawn_dropout(model, dropout)
+        self.samples = points + points % 2 if drops or posteriors(model) else 1
         self._logits = sys.maxsize if every_logit else LOGITS
         keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = deep_copy(model, keep).eval().requires_grad_(False)
-        self._drops = [name for name, part in model.named_modules() if part in drawn_dropout(model, dropout)]
-        self._workers = Workers(self._make_worker)
+        self._prototype = frozen(deep_copy(model, keep), share)
+        self._drops = [name for name, part in model.named_modules() if part in drops]
+        self._workers: Workers[tuple[nn.Module, Propagate]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One block of points (T, N, C)."""
-        with self._workers.one() as (network, propagate):
-            moments = logit_moments(
-                network, batch.clone(), propagate, logits=self._logits
-            )  # it may be changed in place
+        with self._workers.one(self._make_worker) as (network, propagate):
+            given = batch.clone()  # it may be changed in place
+            moments = logit_moments(network, given, propagate, logits=self._logits)
         if not bool(moments.mean.isfinite().all()):
             raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(self._prototype)}")
         yield moments.points(self.samples)

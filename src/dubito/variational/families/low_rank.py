@@ -81,8 +81,8 @@ class LowRankPosterior(Posterior):
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """log N(w | mu, D + U U'), by Woodbury's identity."""
-        log_diagonal, columns = self._whitened()
-        deviation = (at_least_single(weights) - at_least_single(self.mean)).flatten() / log_diagonal.exp()
+        _, std, columns = self._whitened()
+        deviation = (at_least_single(weights) - at_least_single(self.mean)).flatten() / std
         inner = self._inner(columns)
         projected = columns @ deviation
         quadratic = deviation @ deviation - projected @ torch.linalg.solve(inner, projected)
@@ -92,10 +92,12 @@ class LowRankPosterior(Posterior):
         """Half the logarithm of the covariance's determinant, and a constant for each weight."""
         return self._log_determinant() / 2 + self.mean.numel() * ENTROPY
 
-    def _whitened(self) -> tuple[Tensor, Tensor]:
-        """log sqrt(D), and U' D^-1/2 as rows (R, weights)."""
+    def _whitened(self) -> tuple[Tensor, Tensor, Tensor]:
+        """log sqrt(D), sqrt(D), and U' D^-1/2 as rows (R, weights)."""
         log_diagonal = log_softplus(at_least_single(self.rho)).flatten()
-        return log_diagonal, at_least_single(self.factor).flatten(1) / log_diagonal.exp()
+        # Where the diagonal underflows, as in a pruned network, the weight is its mean.
+        std = log_diagonal.exp().clamp_min(torch.finfo(log_diagonal.dtype).tiny)
+        return log_diagonal, std, at_least_single(self.factor).flatten(1) / std
 
     @staticmethod
     def _inner(columns: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class LowRankPosterior(Posterior):
         return torch.eye(len(columns), dtype=columns.dtype, device=columns.device) + columns @ columns.T
 
     def _log_determinant(self) -> Tensor:
-        log_diagonal, columns = self._whitened()
+        log_diagonal, _, columns = self._whitened()
         return 2 * log_diagonal.sum() + torch.linalg.slogdet(self._inner(columns))[1]
 
     def erase(self, where: Tensor) -> None:
