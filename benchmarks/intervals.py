@@ -1,10 +1,11 @@
 """How often intervals over images and draws cover: a trained network is compared with itself under other seeds.
 
-    python -m benchmarks.intervals --out results/intervals.json
+    python -m benchmarks.intervals --pairs 600 --out results/intervals.json
 
 A small Bayesian network is trained on Fashion-MNIST. For each pair of seeds, and for three sizes of the test set, the
 metrics of the two predictions are compared as `dubito compare` does it. The network is the same, so 0 is the true
-difference, and 95 % of the intervals should hold it. Beside that stands how often intervals over images alone do.
+difference, and 95 % of the intervals should hold it. Beside that stands how often intervals over images alone do. A
+share of 200 pairs has a standard error of 1.5 points, one of 600 pairs 0.9; the sizes share their draws.
 """
 
 from __future__ import annotations
