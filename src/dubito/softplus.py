@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 __all__ = ["at_least_single", "inverse_softplus", "log_softplus", "softplus"]
 
@@ -28,7 +29,44 @@ def softplus(x: Tensor) -> Tensor:
     >>> softplus(torch.tensor([-1e4, 0.0, 1e4]))
     tensor([0.0000e+00, 6.9315e-01, 1.0000e+04])
     """
-    return F.softplus(x, threshold=40.0)
+    result: Tensor = _Softplus.apply(x)
+    return result
+
+
+class _Softplus(torch.autograd.Function):
+    """Where all x lie well between underflow and overflow, log(1 + exp x) does, and takes half as long."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.exp().log1p_() if _is_moderate(x) else F.softplus(x, threshold=40.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * torch.sigmoid(x)
+
+    jvp = backward
+
+
+def _is_moderate(x: Tensor) -> bool:
+    """Whether one look at many numbers tells that none comes near the limits of float32."""
+    if x.numel() < MANY or x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+        return False
+    if torch.compiler.is_compiling() or is_tracing() or torch.func.debug_unwrap(x, recurse=False) is not x:
+        return False
+    smallest, largest = (float(end) for end in x.aminmax())
+    return smallest > -40 and largest < 80
+
+
+MANY = 1 << 12
+"""Numbers from which on a look at all of them pays."""
 
 
 def log_softplus(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def test_moments_of_a_linear_model_are_the_analytic_ones_exactly():
 
 
 def test_local_draws_of_a_linear_model_have_the_analytic_moments():
-    layer, x, samples = linear(), torch.randn(5, 4, dtype=DOUBLE), 4000
+    layer, x, samples = linear(), torch.randn(5, 4, dtype=DOUBLE), 1500
     found = dubito.Predictor(layer, samples, "local")(x)
     mean, variance = analytic(layer, x)
     assert ((found.mean - mean).abs() < 5 * (variance / samples).sqrt()).all()

@@ -20,9 +20,7 @@ ROUNDING = {"rtol": 1e-8, "atol": 1e-11}
 
 def assert_same(found, expected, **tolerance) -> None:
     for field in FIELDS:
-        torch.testing.assert_close(
-            getattr(found, field), getattr(expected, field), **(tolerance or ROUNDING), msg=lambda m, f=field: f"{f}: {m}"
-        )
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field), **(tolerance or ROUNDING))
 
 
 @every_case

@@ -9,7 +9,6 @@ plain twin, and a row in `benchmarks/kernels.py`; one that does not bring a tent
 | ``local`` | :class:`dubito.estimators.local.Local` |
 | ``gaussian_kl`` | :meth:`dubito.variational.prior.GaussianPrior.divergence` |
 | ``noise`` | `torch.randn` |
-| ``std`` | :func:`dubito.softplus.softplus` |
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from dubito.kernels import gaussian_kl, local, noise, std
+from dubito.kernels import gaussian_kl, local, noise
 
 __all__ = ["find", "without"]
 
-TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "noise": noise, "std": std}
+TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "noise": noise}
 _off: set[str] = set()
 
 

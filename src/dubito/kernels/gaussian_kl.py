@@ -19,14 +19,14 @@ from dubito.softplus import softplus
 __all__ = ["applies", "compute"]
 
 
-def applies(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
+def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
     """Whether the prior has one standard deviation for all weights, and tensors are ordinary."""
-    return prior_std.numel() == 1 and runs_eagerly(mean, rho, std, prior_mean, prior_std)
+    return prior_std.numel() == 1 and runs_eagerly(mean, rho, prior_mean, prior_std)
 
 
-def compute(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL in nats, a scalar; `std` are the values of sigma."""
-    result: Tensor = _GaussianKL.apply(mean, rho, std, prior_mean, prior_std)
+def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+    """KL in nats, a scalar."""
+    result: Tensor = _GaussianKL.apply(mean, rho, softplus(rho.detach()), prior_mean, prior_std)
     return result
 
 
@@ -61,12 +61,10 @@ class _GaussianKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         mean, rho, std, prior_mean, prior_std = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted, which goes through sigma
-            std = softplus(rho)
         precision = prior_std.reshape(()).square().reciprocal()
         # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
         floor = math.sqrt(torch.finfo(rho.dtype).tiny)
-        std = std.clamp_min(floor)
+        std = (softplus(rho) if torch.is_grad_enabled() else std).clamp_min(floor)  # for a second derivative
         of_std = std * precision - std.reciprocal()
         of_rho = of_std * torch.sigmoid(rho).clamp_min(floor)
         of_mean = _deviation(mean, prior_mean) * (precision * gradient) if ctx.needs_input_grad[0] else None

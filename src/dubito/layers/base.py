@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from dubito.errors import OptionError
 from dubito.estimators import DrawingModule, Estimator, Weight, make_estimator
 from dubito.linear_map import LinearMap
-from dubito.variational.draws import note_use
 from dubito.variational.families import family
 from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import PAPER_STD, Posterior
@@ -136,17 +135,13 @@ class BayesLayer(DrawingModule, ABC):
     @property
     def weight(self) -> Tensor:
         """The weight as the pass under way sees it, for code that reads it instead of calling the layer."""
-        return self._read(self.posteriors["weight"])  # type: ignore[arg-type]
+        return self._effective_estimator().read(self.posteriors["weight"])  # type: ignore[arg-type]
 
     @property
     def bias(self) -> Tensor | None:
         """The bias as the pass under way sees it, or None if there is none."""
         bias = self._bias
-        return self._read(bias) if isinstance(bias, Posterior) else bias
-
-    def _read(self, posterior: Posterior) -> Tensor:
-        note_use(posterior)
-        return self._effective_estimator().read(posterior)
+        return self._effective_estimator().read(bias) if isinstance(bias, Posterior) else bias
 
     @property
     def initial_std(self) -> float:
@@ -180,8 +175,6 @@ class BayesLayer(DrawingModule, ABC):
         return self._estimate(*self.linear_map(x))
 
     def _estimate(self, linear_map: LinearMap, x: Tensor) -> Tensor:
-        for q in self._posteriors():
-            note_use(q)
         return self._effective_estimator()(linear_map, x, self.posteriors["weight"], self._bias)  # type: ignore[arg-type]
 
     @abstractmethod

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dubito.estimators import DrawingModule, Weight
-from dubito.variational.draws import note_use
 from dubito.variational.posterior import Posterior
 
 __all__ = ["DrawnParameter", "draw_parameter", "fan_in"]
@@ -30,7 +29,6 @@ class DrawnParameter(DrawingModule):
 
     def forward(self, *stored: Any) -> Tensor:
         """The weights as the pass under way sees them; what torch has stored is not used."""
-        note_use(self.posterior)
         return self.active_estimator().read(self.posterior)
 
 

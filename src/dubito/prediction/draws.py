@@ -5,7 +5,7 @@
 - ``mean``: the network at the posterior mean, one draw.
 - ``local``: draws of activations by the local reparameterisation trick. It treats the positions of a convolution as
   independent, so it finds less epistemic uncertainty than the posterior has, above all before global pooling. All
-  images share the noise.
+  images share the noise, so layers must get them along axis 0.
 
 `moments` has a folder of its own.
 """

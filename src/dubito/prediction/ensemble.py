@@ -29,7 +29,8 @@ def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleTy
     """`model` as MC dropout: :func:`dubito.predict` draws with its dropout layers.
 
     What is returned shares everything with `model`, which itself predicts as before. Dropout that a network applies
-    by `torch.nn.functional`, without a layer, is not drawn.
+    by `torch.nn.functional`, without a layer, is not drawn. Its dropout layers must get the images along axis 0, for
+    all images share a mask.
 
     >>> import dubito
     >>> network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))

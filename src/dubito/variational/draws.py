@@ -8,7 +8,7 @@ every reading is a fresh draw. Passes belong to their thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "note_use", "one_pass", "open_pass", "remembered"]
+__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
 
 
 class Pass:
@@ -29,8 +29,6 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
-        self.values: dict[Posterior, tuple[Tensor, int, Tensor]] = {}
-        self.used: set[Posterior] = set()
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -54,15 +52,16 @@ _thread = _Local()
 
 @contextmanager
 def one_pass(generator: torch.Generator | None = None) -> Iterator[Pass]:
-    """Inside, every posterior has one draw; a pass inside a pass is the same pass."""
-    if _thread.current is not None:
-        yield _thread.current
+    """Inside, every posterior has one draw; a pass inside a pass is the same pass, unless it has its own generator."""
+    outer = _thread.current
+    if outer is not None and generator is None:
+        yield outer
         return
     _thread.current = Pass(generator)
     try:
         yield _thread.current
     finally:
-        _thread.current = None
+        _thread.current = outer
 
 
 def open_pass(module: nn.Module, inputs: object) -> None:
@@ -80,23 +79,6 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     _thread.depth -= 1
     if _thread.depth == 0:
         _thread.current = _thread.owner = None
-
-
-def note_use(posterior: Posterior) -> None:
-    """Say that the pass under way computes with this posterior."""
-    if _thread.current is not None:
-        _thread.current.used.add(posterior)
-
-
-def remembered(posterior: Posterior, source: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """Values that a pass needs several times, without a gradient: made once from `source` as long as it is the same."""
-    current = _thread.current
-    if current is None or source.is_inference():
-        return make(source)
-    known = current.values.get(posterior)
-    if known is None or known[0] is not source or known[1] != source._version:
-        known = current.values[posterior] = (source, source._version, make(source))
-    return known[2]
 
 
 def drawn(posterior: Posterior) -> Tensor:

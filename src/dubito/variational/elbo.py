@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dubito.errors import DubitoWarning, OptionError, ShapeError, choose, not_a_tensor
 from dubito.heads import Head, categorical_log_likelihood, get_head, resolve_head
-from dubito.variational.draws import Pass, one_pass
+from dubito.variational.draws import one_pass
 from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import posteriors
 
@@ -92,7 +92,7 @@ class ELBO:
         log_probs: list[Tensor] = []
         divergences: list[Tensor] = []
         for _ in range(self.samples):
-            with one_pass() as under_way:
+            with one_pass():
                 outputs = model(inputs)
                 if not isinstance(outputs, Tensor):
                     raise ShapeError(not_a_tensor(outputs, "ELBO"))
@@ -103,18 +103,24 @@ class ELBO:
                     likelihoods.append(head.log_likelihood(outputs, targets))
                 if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
-                self._warn_of_unused(model, under_way)
         kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
+        self._warn_of_unused(model, nll)
         weight = self.temperature if kl_weight is None else kl_weight
         return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
-    def _warn_of_unused(self, model: nn.Module, under_way: Pass) -> None:
-        """Once for a model: name the posteriors that its first forward pass did not use, though KL counts them."""
-        if model in self._seen:
+    def _warn_of_unused(self, model: nn.Module, nll: Tensor) -> None:
+        """Once for a model: name the posteriors that the likelihood does not depend on, though KL counts them."""
+        if torch.compiler.is_compiling() or model in self._seen or not nll.requires_grad:
             return
+        if torch.func.debug_unwrap(nll, recurse=False) is not nll:
+            return  # a transform of torch.func differentiates in its own way
         self._seen.add(model)
-        unused = [name for name, q in posteriors(model).items() if q not in under_way.used]
+        learning = {name: q.mean for name, q in posteriors(model).items() if q.mean.requires_grad}
+        if not learning:
+            return
+        found = torch.autograd.grad(nll, list(learning.values()), retain_graph=True, allow_unused=True)
+        unused = [name for name, gradient in zip(learning, found, strict=True) if gradient is None]
         if unused:
             shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
             warnings.warn(

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import kernels
-from dubito.kernels import std
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
-from dubito.variational.draws import remembered
 from dubito.variational.posterior import DiagonalPosterior, require_std
 from dubito.variational.prior import GaussianPrior
 
@@ -20,7 +18,7 @@ class StdPosterior(DiagonalPosterior):
 
     >>> q = StdPosterior(nn.Parameter(torch.tensor([2.0])), std=0.5)
     >>> q.std
-    tensor([0.5000], grad_fn=<_StdBackward>)
+    tensor([0.5000], grad_fn=<_SoftplusBackward>)
     """
 
     name = "std"
@@ -37,12 +35,7 @@ class StdPosterior(DiagonalPosterior):
 
     @property
     def _wide_std(self) -> Tensor:
-        kernel = kernels.find("std", self.rho)
-        return softplus(at_least_single(self.rho)) if kernel is None else kernel(self.rho, self._std_values())
-
-    def _std_values(self) -> Tensor:
-        """The values of sigma, computed once in a pass."""
-        return remembered(self, self.rho, std.values)
+        return softplus(at_least_single(self.rho))
 
     @property
     def log_std(self) -> Tensor:
@@ -51,8 +44,8 @@ class StdPosterior(DiagonalPosterior):
 
     def kl_divergence(self) -> Tensor:
         """KL[q || p]; against a Gaussian prior with one scale, by a kernel where there is one."""
-        if isinstance(self.prior, GaussianPrior) and kernels.find("std", self.rho) is not None:
-            arguments = (self.mean, self.rho, self._std_values(), self.prior.mean, self.prior.std)
+        if isinstance(self.prior, GaussianPrior):
+            arguments = (self.mean, self.rho, self.prior.mean, self.prior.std)
             kernel = kernels.find("gaussian_kl", *arguments)
             if kernel is not None:
                 divergence: Tensor = kernel(*arguments)
