@@ -64,7 +64,7 @@ class _GaussianKL(torch.autograd.Function):
         precision = prior_std.reshape(()).square().reciprocal()
         # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
         floor = math.sqrt(torch.finfo(rho.dtype).tiny)
-        std = (softplus(rho) if torch.is_grad_enabled() else std).clamp_min(floor)  # for a second derivative
+        std = std.clamp_min(floor)
         of_std = std * precision - std.reciprocal()
         of_rho = of_std * torch.sigmoid(rho).clamp_min(floor)
         of_mean = _deviation(mean, prior_mean) * (precision * gradient) if ctx.needs_input_grad[0] else None

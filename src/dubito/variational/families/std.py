@@ -18,7 +18,7 @@ class StdPosterior(DiagonalPosterior):
 
     >>> q = StdPosterior(nn.Parameter(torch.tensor([2.0])), std=0.5)
     >>> q.std
-    tensor([0.5000], grad_fn=<_SoftplusBackward>)
+    tensor([0.5000], grad_fn=<SoftplusBackward0>)
     """
 
     name = "std"
