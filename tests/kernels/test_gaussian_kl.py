@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dubito.kernels.std import values
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 

@@ -61,6 +61,8 @@ class _GaussianKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         mean, rho, std, prior_mean, prior_std = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted, which goes through sigma
+            std = softplus(rho)
         precision = prior_std.reshape(()).square().reciprocal()
         # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
         floor = math.sqrt(torch.finfo(rho.dtype).tiny)
