@@ -163,49 +163,6 @@ def test_while_a_predictor_runs_in_another_thread(method, count):
 
 
 @pytest.mark.parametrize("count", [3, 20], ids=["few", "many"])
-@pytest.mark.parametrize("method", METHODS)
-def test_while_a_predictor_runs_in_another_thread(method, count):
-    """Here the model in evaluation mode is the mean, and random numbers are those that the seed gives."""
-    Waiting.inside.clear()
-    Waiting.go_on.clear()
-    network = networks.Residual().double()
-    model = dubito.to_bayesian(nn.Sequential(network, Waiting()), head="softmax", initial_std=0.3).eval()
-    x = networks.images("residual")[:count]
-    with torch.no_grad():
-        mean = network.eval()(x)
-    expected = torch.randn(6, generator=torch.Generator().manual_seed(5))
-    torch.manual_seed(5)
-    results = []
-
-    def run() -> None:
-        results.append(dubito.predict(model, x, 4, method))
-        results.append(dubito.Predictor(model, 4, method)(x))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert Waiting.inside.wait(20)
-    before = torch.randn(3)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), mean)
-    again = dubito.predict(model, x, 4, method)
-    assert torch.is_grad_enabled()
-    assert model(x).requires_grad
-    Waiting.go_on.set()
-    thread.join()
-    assert torch.equal(torch.cat([before, torch.randn(3)]), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), mean)
-    for found in results:
-        torch.testing.assert_close(found.probs, again.probs)
-
-
-def _inside_a_pass(name: str, method: str) -> object:
-    shared = method == "local" and name in ("lstm", "attention")
-    reason = "local reads a drawn parameter from the pass that is under way, not from one of its own"
-    return pytest.param(name, method, marks=[pytest.mark.xfail(reason=reason, strict=True)] if shared else [])
-
-
-@pytest.mark.parametrize("count", [3, 20], ids=["few", "many"])
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_inside_a_pass_of_training(name, method, count):
     """A prediction in the middle of a training step draws its own weights, and leaves those of the step alone."""
