@@ -246,9 +246,9 @@ def test_initialisation_reckons_with_the_noise_of_dropout() -> None:
     assert spreads[False].max() < 0.8 * HIDDEN_SPREAD
 
 
-@pytest.mark.parametrize("parameterization", ["std", "alpha"])
-def test_every_weight_starts_with_the_papers_standard_deviation(parameterization: str) -> None:
-    network = build("lenet5", parameterization=parameterization)
+@pytest.mark.parametrize("posterior", ["std", "alpha"])
+def test_every_weight_starts_with_the_papers_standard_deviation(posterior: str) -> None:
+    network = build("lenet5", posterior=posterior)
     for layer in network:
         if isinstance(layer, BayesLayer):
             expected = torch.full_like(layer.weight_std, 0.006737946999)  # exp(-10 / 2)
@@ -301,6 +301,7 @@ def test_an_empirical_prior_is_centred_on_the_weights_that_training_starts_from(
     for _ in range(2):
         for layer in network:
             if isinstance(layer, BayesLayer):
-                assert torch.equal(layer.prior.weight_mean, layer.weight_mean)
-                torch.testing.assert_close(layer.prior.weight_std, layer.weight_mean.square().mean().sqrt())
+                prior = layer.posteriors["weight"].prior
+                assert torch.equal(prior.mean, layer.weight_mean)
+                torch.testing.assert_close(prior.std, layer.weight_mean.square().mean().sqrt())
         initialize(network, torch.randn(32, 1, 32, 32))

@@ -32,7 +32,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole: Path, 
     assert_identical(tensors(whole), tensors(tmp_path / "again"))
     train(configure(**{**SMALL, "seed": 1, "epochs": 1}), tmp_path / "other", console=quiet)
     assert not torch.equal(
-        tensors(whole)["network.linear7.weight_mean"], tensors(tmp_path / "other")["network.linear7.weight_mean"]
+        tensors(whole)["network.linear7.posteriors.weight.mean"],
+        tensors(tmp_path / "other")["network.linear7.posteriors.weight.mean"],
     )
 
 
@@ -81,7 +82,7 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence_and_keeps_the_last_good
                     module.network.linear7.weight_mean[0, 0] = float("nan")
 
     out = tmp_path / "poisoned"
-    with pytest.raises(NonFiniteError, match=r"(?s)linear7.weight_mean|epoch 2, batch 2") as caught:
+    with pytest.raises(NonFiniteError, match=r"(?s)linear7.posteriors.weight.mean|epoch 2, batch 2") as caught:
         train(configure(**SMALL), out, console=quiet, callbacks=[Poison()])
     assert "last good checkpoint is kept" in str(caught.value)
     assert Run.open(out).read_checkpoint("last")[1]["progress"] == {"epoch": 1, "batch": 0}
@@ -229,7 +230,7 @@ def test_gradients_of_transposed_convolutions_are_centralized_over_the_inputs_to
     kind = dubito.BayesConvTranspose2d if bayesian else torch.nn.ConvTranspose2d
     layer = kind(4, 6, 2, groups=groups)
     layer(torch.randn(3, 4, 5, 5)).square().sum().backward()
-    gradient = layer.weight.grad
+    gradient = layer.weight_mean.grad if bayesian else layer.weight.grad
     before = gradient.clone()
     centralize_gradients(layer)
     for group in range(groups):

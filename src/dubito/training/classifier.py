@@ -73,7 +73,7 @@ def centralize_gradients(network: nn.Module) -> None:
     (tensor([[0., 0.]]), tensor([1.]))
     """
     for layer in network.modules():
-        weight = layer.weight_mean if isinstance(layer, BayesLayer) else getattr(layer, "weight", None)
+        weight = layer.weight_mean if isinstance(layer, BayesLayer) else layer._parameters.get("weight")
         if isinstance(weight, Tensor) and weight.dim() > 1 and weight.grad is not None:
             filters = weight.grad.unsqueeze(0)  # groups, outputs, inputs, ...
             if getattr(layer, "transposed", False):
