@@ -215,7 +215,7 @@ def test_the_document_says_where_the_settings_are_not_the_appendixs(smoke, tmp_p
     rows = table_of(read_page(smoke), "## Settings")
     bayesian = [Run.open(smoke.runs / cell.name).config for cell in CELLS if cell.inference == "vi"]
     told = {row["setting"].strip("`"): (row["appendix"], row["here"].split(", ")) for row in rows}
-    assert {"epochs", "batch_size", "temperature", "prior", "parameterization", "samples"} <= told.keys()
+    assert {"epochs", "batch_size", "temperature", "prior", "posterior", "samples"} <= told.keys()
     for name, (appendix, here) in told.items():
         assert {f"{v:.4g}" if isinstance(v, float) else str(v) for v in (getattr(c, name) for c in bayesian)} == {*here}
         assert appendix not in here or len(here) > 1

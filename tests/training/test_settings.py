@@ -17,7 +17,7 @@ from dubito.training import configure
 def test_the_papers_preset_is_its_appendix() -> None:
     config = configure("paper")
     assert (config.learning_rate, config.epochs, config.batch_size, config.samples) == (1e-3, 100, 128, 10)
-    assert (config.kl_schedule, config.parameterization, config.l2) == ("blundell", "alpha", 5e-4)
+    assert (config.kl_schedule, config.posterior, config.l2) == ("blundell", "alpha", 5e-4)
     assert config.initial_std**2 == pytest.approx(4.5399929762e-05)  # exp(-10)
     assert (config.prior, config.temperature, config.lr_schedule, config.augment) == ("standard", 1, "constant", False)
     assert configure("default").epochs == 10

@@ -332,7 +332,7 @@ def _take(part: Dataset, index: Tensor) -> Dataset:
 def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:
     """The settings of the runs that decide their results."""
     names = ("model", "data", "inference", "head", "activation", "epochs", "batch_size", "learning_rate", "seed")
-    bayesian = ("temperature", "prior", "estimator", "parameterization", "kl_schedule")
+    bayesian = ("temperature", "prior", "estimator", "posterior", "kl_schedule")
     members = []
     for run in runs:
         own = (*names, *bayesian) if run.config.inference == "vi" else names

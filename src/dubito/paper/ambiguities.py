@@ -40,7 +40,7 @@ AMBIGUITIES = (
         "Section 2.3, code",
         "alpha has indices i, j, h, w in the text, one for each weight; the code has one alpha for a whole layer, and "
         "later none at all.",
-        "One for each weight (`--parameterization alpha`). The budget `cpu` learns a standard deviation for each "
+        "One for each weight (`--posterior alpha`). The budget `cpu` learns a standard deviation for each "
         "weight instead: with alpha, a weight near 0 cannot be uncertain.",
     ),
     Ambiguity(

@@ -58,8 +58,8 @@ class TrainingConfig:
     estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
         "local", "How Bayesian layers draw in training: local, weight, flipout or mean."
     )
-    parameterization: Literal["std", "alpha"] = _setting(
-        "std", "How the posterior's standard deviation is parameterised: std or alpha."
+    posterior: Literal["std", "alpha", "low_rank"] = _setting(
+        "std", "Family of the posterior: std, alpha or low_rank."
     )
     initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
     prior: str = _setting(
@@ -147,12 +147,12 @@ class TrainingConfig:
             prior: str | float = float(self.prior)
         except ValueError:
             prior = self.prior
-        options = {"estimator": self.estimator, "posterior": self.parameterization, "initial_std": self.initial_std}
+        options = {"estimator": self.estimator, "posterior": self.posterior, "initial_std": self.initial_std}
         return {**options, "prior": prior}
 
 
 USED_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("estimator", "parameterization", "initial_std", "prior", "warm_start"), ("vi",)),
+    **dict.fromkeys(("estimator", "posterior", "initial_std", "prior", "warm_start"), ("vi",)),
     **dict.fromkeys(("kl_schedule", "warmup_epochs", "temperature"), ("vi",)),
     **dict.fromkeys(("samples", "validation_samples"), ("vi", "dropout")),
     "dropout": ("dropout",),
@@ -175,7 +175,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "l2": 5e-4,
         "centralize": False,
         "augment": False,
-        "parameterization": "alpha",
+        "posterior": "alpha",
         "initial_std": math.exp(-5),
         "prior": "standard",
         "kl_schedule": "blundell",
@@ -225,13 +225,18 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
     return TrainingConfig(**merged)
 
 
+RENAMED = {"parameterization": "posterior"}
+"""Settings of earlier versions that have another name today."""
+
+
 def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings, with the default of every setting that did not exist yet when they were stored.
+    """Stored settings by their names today, with the default of every setting that did not exist when they were stored.
 
     >>> with_defaults({"epochs": 3})["optimizer"]
     'adam'
     """
-    return {**TrainingConfig().to_dict(), **stored}
+    named = {RENAMED.get(name, name): value for name, value in stored.items()}
+    return {**TrainingConfig().to_dict(), **named}
 
 
 def _check_model(name: Any) -> None:
