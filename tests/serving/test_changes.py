@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from dubito.data import add_pixel_noise
 from dubito.serving.answer import verdict
-from dubito.serving.changes import add_noise, rotate, to_bytes
+from dubito.serving.changes import rotate, to_bytes
 from dubito.serving.validation import Validation, find_validation
 
 
@@ -27,7 +28,7 @@ def test_corners_take_the_colour_of_the_border() -> None:
 
 
 def test_noise_has_its_standard_deviation_and_is_not_clipped() -> None:
-    noisy = add_noise(torch.zeros(1, 100, 100), 0.3, seed=1)
+    noisy = add_pixel_noise(torch.zeros(1, 100, 100), 0.3, torch.Generator().manual_seed(1))
     assert abs(float(noisy.std()) - 0.3) < 5 * 0.3 / math.sqrt(2 * 10_000)
     assert float(noisy.min()) < 0
     assert int(to_bytes(noisy).min()) == 0

@@ -58,9 +58,7 @@ class TrainingConfig:
     estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
         "local", "How Bayesian layers draw in training: local, weight, flipout or mean."
     )
-    posterior: Literal["std", "alpha", "low_rank"] = _setting(
-        "std", "Family of the posterior: std, alpha or low_rank."
-    )
+    posterior: Literal["std", "alpha", "low_rank"] = _setting("std", "Family of the posterior: std, alpha or low_rank.")
     initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
     prior: str = _setting(
         "learned", "Prior: standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."

@@ -19,10 +19,11 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from dubito import __version__
+from dubito.data import add_pixel_noise
 from dubito.evaluation.thumbnails import data_uri
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
-from dubito.serving.changes import add_noise, rotate, to_bytes
+from dubito.serving.changes import rotate, to_bytes
 from dubito.serving.decoding import decode_images
 from dubito.serving.documentation import STYLE, documentation
 from dubito.serving.guard import Access, Guard
@@ -150,7 +151,7 @@ class Service:
         sources = decoded * len(points) if len(decoded) == 1 else decoded
         seed = request.options.seed or 0
         changed = [
-            add_noise(rotate(image, rotation or 0).float() / 255, noise or 0, seed)
+            add_pixel_noise(rotate(image, rotation or 0), noise or 0, torch.Generator().manual_seed(seed))
             for image, (noise, rotation) in zip(sources, points, strict=True)
         ]
         previews = [data_uri(to_bytes(image)) for image in changed] if request.options.preview else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["add_noise", "rotate", "to_bytes"]
+__all__ = ["rotate", "to_bytes"]
 
 
 def rotate(image: Tensor, degrees: float) -> Tensor:
@@ -33,18 +33,6 @@ def rotate(image: Tensor, degrees: float) -> Tensor:
         for plane, colour in zip(pixels, fill, strict=True)
     ]
     return torch.from_numpy(np.stack(planes))
-
-
-def add_noise(image: Tensor, gamma: float, seed: int) -> Tensor:
-    """A float image (C, H, W) in [0, 1] plus gamma times the standard normal noise that the seed gives.
-
-    >>> image = torch.zeros(1, 2, 2)
-    >>> torch.equal(add_noise(image, 0.2, seed=1), 2 * add_noise(image, 0.1, seed=1))
-    True
-    """
-    if gamma == 0:
-        return image
-    return image + gamma * torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def to_bytes(image: Tensor) -> Tensor:

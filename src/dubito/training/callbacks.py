@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from dubito.errors import DubitoError, RunError
 from dubito.layers import BayesLayer
+from dubito.progress import Advance, progress_bar
 from dubito.runs.run import NETWORK, Run
 from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
@@ -182,7 +182,8 @@ class Display(pl.Callback):
         self.keeper = keeper
         self.every = every
         self.console = console or Console()
-        self.bar: Progress | None = None
+        self._bar = ExitStack()
+        self._advance: Advance | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the header, start the bar."""
@@ -194,36 +195,26 @@ class Display(pl.Callback):
         for row in self.keeper.rows:
             self._print(row)
         if self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
-            )
             total = pl_module.epochs * pl_module._num_batches
             done = pl_module.start.epoch * pl_module._num_batches + pl_module.start.batch
-            self.task = self.bar.add_task("training", total=total, completed=done)
-            self.bar.start()
+            bar = progress_bar("training", total, done=done, console=self.console)
+            self._advance = self._bar.enter_context(bar)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the bar on."""
-        if self.bar is not None:
+        if self._advance is not None:
             assert isinstance(pl_module, Classifier)
             means = pl_module.sums.means()
             epoch = pl_module.position(batch_idx).epoch + 1
             text = f"epoch {epoch}/{pl_module.epochs}  NLL {means['train_nll']:.4f}  KL {means['kl']:.4g}"
-            self.bar.update(self.task, advance=1, description=text)
+            self._advance(what=text)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show that the network is being validated."""
-        if self.bar is not None:
-            self.bar.update(self.task, description="validating")
+        if self._advance is not None:
+            self._advance(0, "validating")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print a line for the epoch; the keeper comes first and has made its row."""
@@ -238,9 +229,8 @@ class Display(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove the bar."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        self._advance = None
+        self._bar.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Lightning does not tear down after an exception."""
