@@ -346,7 +346,7 @@ def test_the_history_goes_back_to_an_image_and_keeps_copies(page: Any):
 
 def test_more_draws_make_more_dots_and_new_draws_other_numbers(page: Any):
     page.execute_script(
-        "const s = document.getElementById('way'); s.value = 'sample:30'; s.dispatchEvent(new Event('change'))"
+        "const s = document.getElementById('way'); s.value = 'weights:30'; s.dispatchEvent(new Event('change'))"
     )
     wait(page, "return document.querySelector('#bars li').querySelectorAll('circle').length === 30")
     assert "30 draws" in text(page, "bars-words")
