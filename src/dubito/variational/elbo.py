@@ -83,7 +83,6 @@ class ELBO:
         self.temperature = temperature
         self.samples = samples
         self.kl_samples = kl_samples
-        self._seen: WeakSet[nn.Module] = WeakSet()
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
         """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
@@ -105,30 +104,35 @@ class ELBO:
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
         kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
-        self._warn_of_unused(model, nll)
+        _warn_of_unused(model, nll)
         weight = self.temperature if kl_weight is None else kl_weight
         return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
-    def _warn_of_unused(self, model: nn.Module, nll: Tensor) -> None:
-        """Once for a model: name the posteriors that the likelihood does not depend on, though KL counts them."""
-        if torch.compiler.is_compiling() or model in self._seen or not nll.requires_grad:
-            return
-        if torch.func.debug_unwrap(nll, recurse=False) is not nll:
-            return  # a transform of torch.func differentiates in its own way
-        self._seen.add(model)
-        learning = {name: q.mean for name, q in posteriors(model).items() if q.mean.requires_grad}
-        if not learning:
-            return
-        found = torch.autograd.grad(nll, list(learning.values()), retain_graph=True, allow_unused=True)
-        unused = [name for name, gradient in zip(learning, found, strict=True) if gradient is None]
-        if unused:
-            shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-            warnings.warn(
-                f"The forward pass did not use {shown}, but KL counts them: leave those layers out with "
-                "to_bayesian(only=...), or check that the network calls them.",
-                DubitoWarning,
-                stacklevel=3,
-            )
+
+_seen: WeakSet[nn.Module] = WeakSet()
+"""Networks whose posteriors were looked at, since one look is enough for any number of objectives."""
+
+
+def _warn_of_unused(model: nn.Module, nll: Tensor) -> None:
+    """Once for a model: name the posteriors that the likelihood does not depend on, though KL counts them."""
+    if torch.compiler.is_compiling() or model in _seen or not nll.requires_grad:
+        return
+    if torch.func.debug_unwrap(nll, recurse=False) is not nll:
+        return  # a transform of torch.func differentiates in its own way
+    _seen.add(model)
+    learning = {name: q.mean for name, q in posteriors(model).items() if q.mean.requires_grad}
+    if not learning:
+        return
+    found = torch.autograd.grad(nll, list(learning.values()), retain_graph=True, allow_unused=True)
+    unused = [name for name, gradient in zip(learning, found, strict=True) if gradient is None]
+    if unused:
+        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        warnings.warn(
+            f"The forward pass did not use {shown}, but KL counts them: leave those layers out with "
+            "to_bayesian(only=...), or check that the network calls them.",
+            DubitoWarning,
+            stacklevel=3,
+        )
 
 
 def _mean_log_probs(draws: list[Tensor]) -> Tensor | None:
