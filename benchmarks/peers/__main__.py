@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dubito.benchmark import Work, Worker, compare, open_workers
+from dubito.benchmark import Frequentist, System, Work, Worker, compare, open_workers
 from dubito.benchmark.workers import WorkerError
 from dubito.errors import DubitoError
 from dubito.files import write_atomically
@@ -43,12 +43,15 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     parser.add_argument("--plan", action="store_true", help="say what would be measured and how long, and stop")
+    parser.add_argument("--ours", action="store_true", help="measure dubito again, and keep the figures of its peers")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--out", type=Path, help="the folder that gets results/, docs/ and README.md")
     given = parser.parse_args()
     if given.threads < 1:
         parser.error(f"--threads is {given.threads}, but must be at least 1.")
     plan = quick_plan() if given.quick else full_plan()
+    if given.ours:
+        plan = [replace(stage, systems=tuple(filter(is_ours, stage.systems))) for stage in plan]
     console = Console(highlight=False)
     describe(plan, console)
     if given.plan:
@@ -64,6 +67,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     results["quick"] = given.quick
+    if given.ours:
+        results = joined(json.loads((out / "results" / "benchmark.json").read_text(encoding="utf-8")), results)
     write(results, out)
     console.print()
     console.print(tables(results), markup=False, soft_wrap=True)
@@ -71,6 +76,20 @@ def main() -> int:
         f"Written below {out}: results/benchmark.json and .md, docs/benchmark.md and .png, README.md.", soft_wrap=True
     )
     return 0
+
+
+def is_ours(kind: type[System]) -> bool:
+    return kind.package == "dubito" or kind is Frequentist
+
+
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The figures of now, and those of systems that were only measured before."""
+    now["environment"]["peers_measured_at"] = before["environment"]["commit"]
+    for name, stage in now["stages"].items():
+        for part in ("versions", "ratios", "memory", "failures", "profile"):
+            if part in stage:
+                stage[part] = {**before["stages"][name].get(part, {}), **stage[part]}
+    return now
 
 
 def describe(plan: list[Stage], console: Console) -> None:
