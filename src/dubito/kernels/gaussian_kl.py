@@ -38,6 +38,8 @@ def _deviation(mean: Tensor, prior_mean: Tensor) -> Tensor:
 def _sum_of_squares(x: Tensor) -> Tensor:
     """Without a tensor of squares; by rows, since every number rounds the sum so far."""
     flat = x.reshape(-1)
+    if flat.numel() <= 1 << 15:
+        return torch.dot(flat, flat)
     end = flat.numel() // 1024 * 1024
     rest = flat[end:]
     return torch.linalg.vector_norm(flat[:end].view(-1, 1024), dim=1).square().sum() + torch.dot(rest, rest)

@@ -78,37 +78,38 @@ class DrawnWeights:
             for number in range(self.samples):
                 yield {q: weights[number] for q, weights in self._kept.items()}
 
+    @torch.no_grad()
     def _keep(self) -> Weights:
         flats = [group.empty(self.samples) for group in self._groups]
-        others = {q: q.mean.detach().new_empty(self.samples, *q.mean.shape) for q in self._others}
-        for number, (rows, drawn) in enumerate(self._rows()):
-            for flat, row in zip(flats, rows, strict=True):
-                flat[number] = row
-            for q, weights in drawn.items():
-                others[q][number] = weights
-        kept = dict(others)
+        kept = {q: q.mean.detach().new_empty(self.samples, *q.mean.shape) for q in self._others}
+        for number, sign, noises, own in self._signed_noise():
+            for group, flat, noise in zip(self._groups, flats, noises, strict=True):
+                group.draw(noise, sign, flat[number])
+            for q, noise in own.items():
+                kept[q][number] = self._others[q].draw(sign * noise)
         for group, flat in zip(self._groups, flats, strict=True):
             kept |= group.parts(flat)
         return kept
 
+    @torch.no_grad()
     def _made(self) -> Iterator[Weights]:
-        for rows, drawn in self._rows():
-            weights = dict(drawn)
-            for group, row in zip(self._groups, rows, strict=True):
-                weights |= {q: part.squeeze(0) for q, part in group.parts(row.to(group.dtype).unsqueeze(0)).items()}
+        for _, sign, noises, own in self._signed_noise():
+            weights = {q: self._others[q].draw(sign * noise) for q, noise in own.items()}
+            for group, noise in zip(self._groups, noises, strict=True):
+                row = group.empty(1)
+                group.draw(noise, sign, row[0])
+                weights |= {q: part.squeeze(0) for q, part in group.parts(row).items()}
             yield weights
 
-    @torch.no_grad()
-    def _rows(self) -> Iterator[tuple[list[Tensor], Weights]]:
-        """The draws of each group as one vector, and those of the other posteriors."""
+    def _signed_noise(self) -> Iterator[tuple[int, int, list[Tensor], Weights]]:
+        """For each draw its number, its sign, and the noise of the groups and of the other posteriors."""
         for pair, seed in enumerate(self._seeds):
             generator = torch.Generator("cpu").manual_seed(seed)
             noises = [group.noise(generator) for group in self._groups]
             own = {q: frozen.fresh_noise(generator) for q, frozen in self._others.items()}
-            for number, sign in ((2 * pair, 1), (2 * pair + 1, -1)):
-                if number < self.samples:
-                    rows = [group.draw(noise, sign) for group, noise in zip(self._groups, noises, strict=True)]
-                    yield rows, {q: frozen.draw(sign * own[q]) for q, frozen in self._others.items()}
+            yield 2 * pair, 1, noises, own
+            if 2 * pair + 1 < self.samples:
+                yield 2 * pair + 1, -1, noises, own
 
 
 def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
@@ -144,9 +145,12 @@ class _Group:
         cpu = torch.device("cpu")
         return standard_normal(self.mean.numel(), self.mean.dtype, cpu, generator).to(self.mean.device)
 
-    def draw(self, noise: Tensor, sign: int) -> Tensor:
-        """mu + sign * sigma * noise."""
-        return torch.addcmul(self.mean, self.std, noise, value=sign)
+    def draw(self, noise: Tensor, sign: int, out: Tensor) -> None:
+        """mu + sign * sigma * noise, into `out`."""
+        if out.dtype is self.mean.dtype:
+            torch.addcmul(self.mean, self.std, noise, value=sign, out=out)
+        else:
+            out.copy_(torch.addcmul(self.mean, self.std, noise, value=sign))
 
     def empty(self, samples: int) -> Tensor:
         """Place for so many draws."""
