@@ -125,6 +125,7 @@ CASES = [
 
 
 @cache
+@torch.inference_mode(False)
 def model(name: str) -> nn.Module:
     """The network in double precision, so that rounding is small."""
     torch.manual_seed(0)
@@ -132,6 +133,7 @@ def model(name: str) -> nn.Module:
 
 
 @cache
+@torch.inference_mode(False)
 def images(name: str) -> Tensor:
     """As many images as any test needs, and some that are alike."""
     size = 32 if name == "lenet5" else 8
@@ -141,12 +143,14 @@ def images(name: str) -> Tensor:
 
 
 @cache
+@torch.inference_mode(False)
 def predictor(name: str, method: str) -> dubito.Predictor:
     """A predictor that many tests call."""
     return dubito.Predictor(model(name), SAMPLES, method)
 
 
 @cache
+@torch.inference_mode(False)
 def whole(name: str, method: str) -> dubito.Prediction:
     """The prediction of all images."""
     return predictor(name, method)(images(name))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dubito.errors import OptionError, unknown
 
-__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "configure", "with_defaults"]
+__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "by_todays_names", "configure", "with_defaults"]
 
 
 def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
@@ -227,14 +227,22 @@ RENAMED = {"parameterization": "posterior"}
 """Settings of earlier versions that have another name today."""
 
 
+def by_todays_names(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings under the names that they have today.
+
+    >>> by_todays_names({"parameterization": "alpha"})
+    {'posterior': 'alpha'}
+    """
+    return {RENAMED.get(name, name): value for name, value in stored.items()}
+
+
 def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Stored settings by their names today, with the default of every setting that did not exist when they were stored.
 
     >>> with_defaults({"epochs": 3})["optimizer"]
     'adam'
     """
-    named = {RENAMED.get(name, name): value for name, value in stored.items()}
-    return {**TrainingConfig().to_dict(), **named}
+    return {**TrainingConfig().to_dict(), **by_todays_names(stored)}
 
 
 def _check_model(name: Any) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import refuse_existing, write_atomically
-from dubito.runs.config import TrainingConfig, configure
+from dubito.runs.config import TrainingConfig, by_todays_names, configure
 from dubito.runs.description import DataDescription
 from dubito.runs.environment import environment
 
@@ -69,7 +69,7 @@ class Run:
         file = folder / "config.yaml"
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            config = configure(**content["training"])
+            config = configure(**by_todays_names(content["training"]))
             return cls(folder, config, DataDescription.of(content["data"]))
         except FileNotFoundError:
             raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
