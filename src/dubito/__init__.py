@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         BayesLayer,
         BayesLinear,
     )
-    from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout
+    from dubito.models.ensemble import Ensemble, ensemble, mc_dropout
     from dubito.prediction.predictor import Predictor, predict
     from dubito.runs.run import load
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
@@ -40,7 +40,7 @@ _HOMES = {
     "convert": ["Logits", "Summary", "prune", "summary", "to_bayesian", "to_deterministic"],
     "variational.kl": ["kl_divergence"],
     "variational.elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
-    "prediction.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
+    "models.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
     "heads": ["attach_head", "log_softplus_normalize", "softplus_normalize"],

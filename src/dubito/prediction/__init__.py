@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dubito.heads.split import Decomposition, Prediction, Regression, decompose
+from dubito.models.ensemble import Ensemble, ensemble, mc_dropout
 from dubito.prediction.dropout import drawn_dropout
-from dubito.prediction.ensemble import Ensemble, ensemble, mc_dropout, pool
+from dubito.prediction.pooling import pool
 from dubito.prediction.predictor import Method, Predictor, predict
 
 __all__ = [

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
 from dubito.heads.split import AnyPrediction
+from dubito.models.ensemble import Ensemble
 from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
-from dubito.prediction.ensemble import Ensemble, pool
 from dubito.prediction.moments import MomentDraws
+from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
 from dubito.progress import track
 

@@ -8,7 +8,7 @@ draws.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -17,10 +17,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
 from dubito.heads import Head, attach_head, resolve_head
-from dubito.heads.split import Prediction
 from dubito.softplus import at_least_single
 
-__all__ = ["Ensemble", "ensemble", "mc_dropout", "pool"]
+__all__ = ["Ensemble", "ensemble", "mc_dropout"]
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
@@ -101,57 +100,3 @@ def _probability_head(member: nn.Module, head: str | Head | None, number: int) -
             "one whose uncertainties are those of probabilities: softplus or softmax."
         )
     return chosen
-
-
-def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = None) -> Prediction:
-    """One prediction from several of the same images: the mixture of their draws.
-
-    Args:
-        predictions: of the same images and classes.
-        weights: how much each counts; None for its number of draws, as if all had been decomposed at once.
-
-    >>> import dubito
-    >>> draws = torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]], [[0.2, 0.8]]])
-    >>> whole, parts = dubito.decompose(draws), pool([dubito.decompose(draws[:2]), dubito.decompose(draws[2:])])
-    >>> whole.epistemic, parts.epistemic
-    (tensor([0.0867]), tensor([0.0867]))
-    """
-    if not predictions:
-        raise OptionError("There are no predictions, but pooling needs at least 1.")
-    if len({part.probs.shape for part in predictions}) > 1:
-        raise OptionError("The predictions are not of the same images and classes, so they cannot be pooled.")
-    if len(predictions) == 1:
-        return predictions[0]
-    given = weights or [part.samples for part in predictions]
-    shares = [weight / sum(given) for weight in given]
-
-    def mean(of: Callable[[Prediction], Tensor]) -> Tensor:
-        return torch.stack([of(part) * share for part, share in zip(predictions, shares, strict=True)]).sum(0)
-
-    probs = mean(lambda part: part.probs)
-    entropy = torch.special.entr(probs).sum(1)
-    expected = mean(lambda part: part.entropy - part.mutual_information)
-    matrices = {}
-    if all(part.epistemic_covariance is not None for part in predictions):
-        matrices["aleatoric_covariance"] = mean(lambda part: _matrix(part.aleatoric_covariance))
-        matrices["epistemic_covariance"] = mean(
-            lambda part: _matrix(part.epistemic_covariance) + _outer(part.probs - probs)
-        )
-    return Prediction(
-        probs=probs,
-        aleatoric_per_class=mean(lambda part: part.aleatoric_per_class),
-        epistemic_per_class=mean(lambda part: part.epistemic_per_class + (part.probs - probs).square()),
-        entropy=entropy,
-        mutual_information=(entropy - expected).clamp_min(0),
-        samples=sum(part.samples for part in predictions),
-        **matrices,
-    )
-
-
-def _matrix(covariance: Tensor | None) -> Tensor:
-    assert covariance is not None
-    return covariance
-
-
-def _outer(x: Tensor) -> Tensor:
-    return x.unsqueeze(2) * x.unsqueeze(1)
