@@ -88,3 +88,18 @@ def test_settings_do_not_wait_for_torch() -> None:
     code = "import sys; from dubito.runs.config import configure; configure('paper'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_weights": "balance"}, "class_weights is 'balance', but must be none, balanced, or a number"),
+        ({"class_weights": "1,-2"}, "none negative"),
+        ({"class_weights": "0,0"}, "not all 0"),
+        ({"class_weights": "1,nan"}, "finite"),
+        ({"label_smoothing": 1.5}, "label_smoothing is 1.5, but must lie in 0"),
+    ],
+)
+def test_impossible_class_weights_and_label_smoothing_are_refused(settings, message):
+    with pytest.raises(OptionError, match=message):
+        configure(**settings)

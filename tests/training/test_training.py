@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 from rich.console import Console
 from torch.utils.data import DataLoader, TensorDataset
-from training_runs import SMALL, assert_identical, own_images, quiet, tensors
+from training_runs import OWN, SMALL, assert_identical, own_images, quiet, tensors
 
 import dubito
 from dubito.data.batches import key_seed
@@ -292,3 +292,27 @@ def test_training_means_begin_anew_in_every_epoch_of_a_users_trainer() -> None:
     trainer = users_trainer(max_epochs=3, callbacks=[Count()])
     trainer.fit(module, DataLoader(TensorDataset(images, labels), batch_size=16))
     assert counts == [32, 32, 32]
+
+
+def test_class_weights_and_label_smoothing_reach_the_objective(tmp_path: Path) -> None:
+    labels = [0] * 24 + [1] * 8 + [2] * 16
+    data = own_images(tmp_path / "data.npz", labels)
+    seen: list[tuple[Classifier, list[int]]] = []
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+            seen.append((module, trainer.datamodule.train_part.labels.tolist()))
+
+    settings = {**OWN, "data": str(data), "label_smoothing": 0.1}
+    for number, (given, expected) in enumerate([("none", None), ("balanced", "balanced"), ("1,2,0.5", [1, 2, 0.5])]):
+        config = configure(**settings, class_weights=given)
+        train(config, tmp_path / str(number), console=quiet, callbacks=[Look()])
+        likelihood, kept = seen[-1][0].objective.likelihood, seen[-1][1]
+        if expected == "balanced":
+            expected = [len(kept) / (3 * kept.count(c)) for c in range(3)]
+        weights = likelihood.class_weights
+        assert weights is None if expected is None else weights.tolist() == pytest.approx(expected)
+        assert likelihood.label_smoothing == 0.1
+    with pytest.raises(OptionError, match="class_weights has 2 numbers, but the data has 3 classes"):
+        train(configure(**settings, class_weights="1,2"), tmp_path / "refused", console=quiet)
+    assert not (tmp_path / "refused").exists()

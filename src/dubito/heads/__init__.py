@@ -11,7 +11,8 @@ A new head is a new file and a line in `attached.HEADS`.
 from __future__ import annotations
 
 from dubito.heads.attached import HEADS, attach_head, get_head, resolve_head
-from dubito.heads.base import ClassificationHead, Head, Split, categorical_log_likelihood
+from dubito.heads.base import ClassificationHead, Head, Split
+from dubito.heads.categorical import CategoricalLikelihood, balanced_class_weights, categorical_log_likelihood
 from dubito.heads.gaussian import GaussianHead
 from dubito.heads.kendall_gal import KendallGalHead
 from dubito.heads.softmax import SoftmaxHead
@@ -19,6 +20,7 @@ from dubito.heads.softplus import SoftplusHead, log_softplus_normalize, softplus
 
 __all__ = [
     "HEADS",
+    "CategoricalLikelihood",
     "ClassificationHead",
     "GaussianHead",
     "Head",
@@ -27,6 +29,7 @@ __all__ = [
     "SoftplusHead",
     "Split",
     "attach_head",
+    "balanced_class_weights",
     "categorical_log_likelihood",
     "get_head",
     "log_softplus_normalize",

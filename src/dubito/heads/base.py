@@ -9,15 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Unpack
 
 from dubito.errors import OptionError, ShapeError
+from dubito.heads.categorical import LabelOptions, categorical_log_likelihood
 from dubito.heads.split import AnyPrediction, ProbabilitySplit
 from dubito.softplus import at_least_single
 
-__all__ = ["ClassificationHead", "Head", "Split", "categorical_log_likelihood", "with_class_axis"]
+__all__ = ["ClassificationHead", "Head", "Split", "with_class_axis"]
 
 
 class Split(Protocol):
@@ -74,46 +74,17 @@ class ClassificationHead(Head):
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log-probabilities, shape (N, C, ...), in at least float32."""
 
-    def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def log_likelihood(self, outputs: Tensor, targets: Tensor, **options: Unpack[LabelOptions]) -> Tensor:
         """Log-probability of the targets: class numbers (N, ...) or class probabilities (N, C, ...).
 
-        Pixels of a dense output are summed, for each is an observation of its own.
+        Pixels of a dense output are summed, for each is an observation of its own. The options are class weights,
+        a label to ignore and label smoothing: see :class:`~dubito.heads.categorical.CategoricalLikelihood`.
         """
-        return categorical_log_likelihood(self.log_probs(outputs), targets)
+        return categorical_log_likelihood(self.log_probs(outputs), targets, **options)
 
     def split(self, covariance: bool = False) -> Split:
         """The split of probabilities by Kwon et al."""
         return ProbabilitySplit(self.probs, covariance)
-
-
-def categorical_log_likelihood(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """log p(y) of each example from log-probabilities (N, C, ...) and targets, as (N,), in at least float32."""
-    log_probs = at_least_single(log_probs)
-    class_numbers = (log_probs.shape[0], *log_probs.shape[2:])
-    if targets.is_floating_point() and targets.shape == log_probs.shape:
-        picked = (targets * log_probs).sum(1)
-    elif not targets.is_floating_point() and targets.shape == class_numbers:
-        _require_known_classes(targets, log_probs.shape[1])
-        picked = -F.nll_loss(log_probs, targets.long(), reduction="none")
-    else:
-        raise ShapeError(
-            f"The targets have shape {tuple(targets.shape)} and type {targets.dtype}, but must be class numbers of "
-            f"shape {class_numbers} or class probabilities of shape {tuple(log_probs.shape)}."
-        )
-    return picked.flatten(1).sum(1) if picked.dim() > 1 else picked
-
-
-def _require_known_classes(targets: Tensor, num_classes: int) -> None:
-    if targets.device.type != "cpu" or targets.numel() == 0 or torch.compiler.is_compiling():
-        return  # looking at values would stall an accelerator or break a graph
-    if torch.func.debug_unwrap(targets, recurse=False) is not targets:
-        return  # a transform of torch.func shows no values
-    low, high = (int(v) for v in targets.aminmax())
-    if low < 0 or high >= num_classes:
-        raise ShapeError(
-            f"The targets go from {low} to {high}, but the network has {num_classes} classes, so they must lie in "
-            f"0 ... {num_classes - 1}."
-        )
 
 
 def with_class_axis(outputs: Tensor) -> Tensor:

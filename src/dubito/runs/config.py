@@ -69,6 +69,12 @@ class TrainingConfig:
     warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
     temperature: float = _setting(0.05, "Factor of the KL term; 1 is the true free energy.")
     samples: int = _setting(1, "Draws of the network in each training step.")
+    class_weights: str = _setting(
+        "none",
+        "How much an image of each class counts: none (all alike), balanced (the fewer images, the more each), or a "
+        "number for each class, such as 1,1,5.",
+    )
+    label_smoothing: float = _setting(0.0, "Share of every label that is spread evenly over the classes, 0 to 1.")
     warm_start: str = _setting(
         "none",
         "Run folder of a frequentist network whose weights become the initial means, and an empirical prior's.",
@@ -112,6 +118,9 @@ class TrainingConfig:
             raise OptionError(f"seed is {self.seed}, but must be at most {LARGEST_SEED}.")
         if not 0 < self.validation_fraction < 1:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
+        if not 0 <= self.label_smoothing <= 1:
+            raise OptionError(f"label_smoothing is {self.label_smoothing}, but must lie in 0 ... 1.")
+        self.given_class_weights  # noqa: B018  (refuses what is none)
         if self.warm_start != "none" and self.inference != "vi":
             raise OptionError(f"warm_start gives the means of a Bayesian network, but inference is {self.inference!r}.")
         processes = self.devices * self.num_nodes
@@ -135,6 +144,26 @@ class TrainingConfig:
     def splits_logits(self) -> bool:
         """Whether both uncertainties are variances of logits, as Kendall & Gal have them, and not of probabilities."""
         return self.head == "kendall_gal"
+
+    @property
+    def given_class_weights(self) -> list[float] | None:
+        """The weights that `class_weights` lists, in the order of the classes; None if it is a name.
+
+        >>> TrainingConfig(class_weights="1, 0.5").given_class_weights
+        [1.0, 0.5]
+        """
+        if self.class_weights in ("none", "balanced"):
+            return None
+        try:
+            weights = [float(part) for part in self.class_weights.split(",")]
+        except ValueError:
+            weights = []
+        if not weights or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+            raise OptionError(
+                f"class_weights is {self.class_weights!r}, but must be none, balanced, or a number for each class, "
+                "such as 1,1,5: finite, none negative and not all 0."
+            )
+        return weights
 
     @property
     def bayesian(self) -> dict[str, Any]:

@@ -10,9 +10,11 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from typing_extensions import Unpack
 
 from dubito.data.batches import key_seed
 from dubito.errors import NonFiniteError, OptionError
+from dubito.heads.categorical import LabelOptions
 from dubito.layers import BayesLayer
 from dubito.prediction import Predictor
 from dubito.training.optimizers import OptimizerSettings, make_optimizer, optimizer_maker
@@ -104,6 +106,7 @@ class Classifier(pl.LightningModule):
         samples: draws of the network in each training step.
         validation_samples: draws of the network for each validation.
         seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
+        labels: class weights and label smoothing of the free energy, see :class:`dubito.ELBO`.
     """
 
     def __init__(
@@ -123,10 +126,11 @@ class Classifier(pl.LightningModule):
         samples: int = 1,
         validation_samples: int = 5,
         seed: int | None = None,
+        **labels: Unpack[LabelOptions],
     ) -> None:
         super().__init__()
         self.network = network
-        self.objective = ELBO(num_data, samples=samples)
+        self.objective = ELBO(num_data, samples=samples, **labels)
         self.epochs = epochs
         self.batches_per_epoch = batches_per_epoch
         optimizer_maker(optimizer)  # refuses an unknown one

@@ -16,11 +16,13 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
+from torch import Tensor
 
 from dubito.convert import to_bayesian
 from dubito.data import DATASETS
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
 from dubito.files import refuse_existing
+from dubito.heads import balanced_class_weights
 from dubito.models.initialization import initialize
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import Run
@@ -54,6 +56,7 @@ def train(
     run = Run(Path(out), config, images.describe())
     with torch.device("meta"):
         run.build()  # settings that do not fit each other are refused before anything is written
+    _class_weights(run, images)
     if config.warm_start != "none":
         _twin(run)
     if first:
@@ -178,7 +181,21 @@ def _module(run: Run, images: ImageData) -> Classifier:
         samples=1 if config.inference == "frequentist" else config.samples,  # all draws would be equal
         validation_samples=config.validation_samples,
         seed=config.seed,
+        class_weights=_class_weights(run, images),
+        label_smoothing=config.label_smoothing,
     )
+
+
+def _class_weights(run: Run, images: ImageData) -> Tensor | None:
+    """How much an image of each class counts, from the settings and the labels of the images that are trained on."""
+    classes, given = len(run.data.class_names), run.config.given_class_weights
+    if run.config.class_weights == "balanced":
+        return balanced_class_weights(images.train_part.labels, classes)
+    if given is None:
+        return None
+    if len(given) != classes:
+        raise OptionError(f"class_weights has {len(given)} numbers, but the data has {classes} classes.")
+    return torch.tensor(given)
 
 
 def _twin(run: Run) -> Run:

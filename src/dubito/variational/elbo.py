@@ -2,7 +2,15 @@
 
     loss = mean over the minibatch of -log p(y | x, w)  +  kl_weight * KL[q || p] / num_data
 
-With kl_weight = 1 this is the negative evidence lower bound per example. A schedule spreads KL over the M minibatches
+With kl_weight = 1 this is the negative evidence lower bound per example. Class weights, labels to ignore and label
+smoothing change log p(y | x, w) (see :mod:`dubito.heads.categorical`), and nothing else: the sum over a minibatch is
+divided by its number of examples B, not by the sum of their weights. So
+
+    loss = -1/B sum_i sum_c w_c t_ic log p_c(x_i)  +  kl_weight * KL[q || p] / num_data
+
+is for every minibatch size an unbiased estimate of the free energy of all num_data examples, of which one of class c
+counts as w_c observations, and an ignored one as none. Weights with a mean of 1 over the training examples, as
+`balanced_class_weights` has them, leave KL its share. A schedule spreads KL over the M minibatches
 of an epoch: kl_weight = temperature * M * beta_i, where the beta_i sum to 1.
 """
 
@@ -16,9 +24,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from dubito.errors import DubitoWarning, OptionError, ShapeError, choose, not_a_tensor
-from dubito.heads import Head, categorical_log_likelihood, get_head, resolve_head
+from dubito.heads import CategoricalLikelihood, Head, get_head, resolve_head
+from dubito.heads.categorical import LabelOptions
 from dubito.variational.draws import one_pass
 from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import posteriors
@@ -32,7 +42,7 @@ class FreeEnergy:
 
     Attributes:
         loss: what to minimise.
-        nll: mean negative log-likelihood per example, in nats.
+        nll: mean negative log-likelihood per example, in nats; with class weights, smoothing and all.
         kl: KL[q || p] over all weights, in nats, neither weighted nor divided.
         log_probs: log-probabilities (N, C, ...) of a classification head, their mean over the draws in probability;
             without gradient, for reporting accuracy.
@@ -54,6 +64,10 @@ class ELBO:
         samples: draws of the network per step; their log-likelihoods are averaged.
         kl_samples: None for KL in closed form, a number for the Monte Carlo form of equation (3), whose first draw has
             the weights of the forward pass (``local`` draws no weights, so there they are independent of it).
+        class_weights: (K,) how many observations one of each class counts for; None for 1 each.
+        ignore_index: the label of examples or pixels that do not count; None if all do. `num_data` and the mean over
+            the minibatch count ignored examples too.
+        label_smoothing: the share of every target that is spread evenly over the classes, 0 ... 1.
 
     >>> import dubito
     >>> model = dubito.BayesLinear(4, 3)
@@ -71,6 +85,7 @@ class ELBO:
         temperature: float = 1.0,
         samples: int = 1,
         kl_samples: int | None = None,
+        **labels: Unpack[LabelOptions],
     ) -> None:
         if num_data < 1:
             raise OptionError(f"num_data is {num_data}, but must be the number of training examples, at least 1.")
@@ -83,10 +98,16 @@ class ELBO:
         self.temperature = temperature
         self.samples = samples
         self.kl_samples = kl_samples
+        self.likelihood = CategoricalLikelihood(**labels)
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
         """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
         head = resolve_head(model, self.head)
+        if not (head.classifies or self.likelihood.plain):
+            raise OptionError(
+                f"The {head.name} head has no classes, so class_weights, ignore_index and label_smoothing cannot be "
+                "given with it."
+            )
         likelihoods: list[Tensor] = []
         log_probs: list[Tensor] = []
         divergences: list[Tensor] = []
@@ -97,7 +118,7 @@ class ELBO:
                     raise ShapeError(not_a_tensor(outputs, "ELBO"))
                 if head.classifies:
                     log_probs.append(head.log_probs(outputs))
-                    likelihoods.append(categorical_log_likelihood(log_probs[-1], targets))
+                    likelihoods.append(self.likelihood(log_probs[-1], targets))
                 else:
                     likelihoods.append(head.log_likelihood(outputs, targets))
                 if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
