@@ -22,6 +22,7 @@ ORDER = (
     ("convert",),
     ("models", "data", "threads"),
     ("runs",),
+    ("saving",),
     ("prediction",),
     ("decisions",),
     ("training", "evaluation"),

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     )
     from dubito.models.ensemble import Ensemble, ensemble, mc_dropout
     from dubito.prediction.predictor import Predictor, predict
-    from dubito.runs.run import load
+    from dubito.runs.attached import attach_data
+    from dubito.saving import load, save
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
     from dubito.variational.kl import kl_divergence
 
@@ -55,7 +56,8 @@ _HOMES = {
         "BayesLinear",
     ],
     "prediction.predictor": ["Predictor", "predict"],
-    "runs.run": ["load"],
+    "runs.attached": ["attach_data"],
+    "saving": ["load", "save"],
     "heads.split": ["Prediction", "Regression", "decompose"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -80,6 +82,7 @@ __all__ = [
     "Predictor",
     "Regression",
     "Summary",
+    "attach_data",
     "attach_head",
     "data",
     "decompose",
@@ -92,6 +95,7 @@ __all__ = [
     "models",
     "predict",
     "prune",
+    "save",
     "softplus_normalize",
     "summary",
     "to_bayesian",

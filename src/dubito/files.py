@@ -49,7 +49,7 @@ def _umask() -> int:
     return mask
 
 
-def refuse_existing(folder: Path) -> None:
+def refuse_existing(folder: Path, advice: str = "choose another --out") -> None:
     """Raise an error if `folder` exists and is not empty.
 
     >>> refuse_existing(Path("a/folder/that/is/not/there"))
@@ -57,4 +57,4 @@ def refuse_existing(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"continue it with `dubito train --resume {folder}`, or " if (folder / "config.yaml").exists() else ""
         what = "exists already and is not empty" if folder.is_dir() else "is a file"
-        raise RunError(f"{folder} {what}; {hint}choose another --out.")
+        raise RunError(f"{folder} {what}; {hint}{advice}.")

@@ -23,7 +23,7 @@ from dubito.variational.families import family
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import PAPER_STD, Posterior, posteriors
 
-__all__ = ["to_bayesian"]
+__all__ = ["begin_passes", "give_posteriors", "has_passes", "to_bayesian"]
 
 
 def to_bayesian(
@@ -67,12 +67,27 @@ def to_bayesian(
         raise NonFiniteError(f"The network cannot be made Bayesian: {describe_non_finite(module)}")
     picked = choose_parameters(module, only, last_layer)
     network = module if inplace else deep_copy(module)
-    with torch.random.fork_rng(devices=[]):  # families may start at random
-        converted = _Conversion(network, picked, bayesian).run()
-    if open_pass not in converted._forward_pre_hooks.values():
-        converted.register_forward_pre_hook(open_pass)
-        converted.register_forward_hook(close_pass, always_call=True)
+    converted = give_posteriors(network, picked, bayesian)
+    begin_passes(converted)
     return converted if head is None else attach_head(converted, head)
+
+
+def give_posteriors(network: nn.Module, picked: Picked, bayesian: BayesianOptions) -> nn.Module:
+    """`network` itself with posteriors for these parameters; a single layer becomes another one."""
+    with torch.random.fork_rng(devices=[]):  # families may start at random
+        return _Conversion(network, picked, bayesian).run()
+
+
+def begin_passes(network: nn.Module) -> None:
+    """Make every call of the network one pass: it sees one draw of each posterior."""
+    if not has_passes(network):
+        network.register_forward_pre_hook(open_pass)
+        network.register_forward_hook(close_pass, always_call=True)
+
+
+def has_passes(network: nn.Module) -> bool:
+    """Whether every call of the network is one pass."""
+    return open_pass in network._forward_pre_hooks.values()
 
 
 def _can_be_looked_at(parameter: Tensor) -> bool:

@@ -20,7 +20,7 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
 )
-_ROLES = ("probability_head", "draws_dropout")
+_ROLES = ("probability_head", "draws_dropout", "data_description", "built_as")
 """What a layer carries beside its weights if it is a whole model."""
 
 

@@ -10,11 +10,13 @@ from dubito.errors import OptionError, choose
 from dubito.heads import Head, attach_head, get_head
 from dubito.layers import BayesianOptions, BayesLayer
 from dubito.models.initialization import initialize
+from dubito.models.recipe import remembered
 from dubito.models.registry import Activation, Inference, Plan, builder
 
 __all__ = ["build"]
 
 
+@remembered
 def build(
     name: str,
     num_classes: int = 10,

@@ -191,12 +191,13 @@ class Predictor:
 
 
 def _opened(run: str | os.PathLike[str] | Run) -> nn.Module:
-    """The trained network of a run."""
+    """The network of a run, or of a saved network's folder."""
     from dubito.runs.run import Run
+    from dubito.saving import load
 
     if not isinstance(run, (str, os.PathLike, Run)):
         raise OptionError(f"model is a {type(run).__name__}, but must be a module, a run or its folder.")
-    return (run if isinstance(run, Run) else Run.open(run)).load()
+    return run.load() if isinstance(run, Run) else load(run)
 
 
 def _make_draws(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dubito.data.dataset import Dataset, DataSource
 
-__all__ = ["NETWORK", "DataDescription", "Run", "load"]
+__all__ = ["NETWORK", "DataDescription", "Run"]
 
 NETWORK = "network."
 """The prefix of the network's tensors in a checkpoint."""
@@ -189,6 +189,8 @@ class Run:
         """The trained network, in evaluation mode."""
         import torch
 
+        from dubito.runs.attached import attach_data
+
         tensors, _ = self.read_checkpoint(checkpoint)
         weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
         with torch.device("meta"):
@@ -199,15 +201,7 @@ class Run:
             reason = " ".join(str(error).split())
             more = " ..." if len(reason) > 300 else ""
             raise RunError(f"The weights in {self.path} do not fit its configuration: {reason[:300]}{more}") from None
-        return network.requires_grad_(True).eval()
-
-
-def load(path: str | os.PathLike[str], checkpoint: str = "best") -> nn.Module:
-    """The trained network of a run folder, ready for :func:`dubito.predict`.
-
-    `checkpoint` is ``best``, the epoch with the lowest validation NLL, or ``last``.
-    """
-    return Run.open(path).load(checkpoint)
+        return attach_data(network.requires_grad_(True).eval(), self.data)
 
 
 def _to_yaml(content: dict[str, Any]) -> str:

@@ -1,0 +1,16 @@
+"""Saved networks: any network as a folder of safetensors and JSON.
+
+    network.json           how the network is built again, its structure, head, classes, normalisation, image size
+    network.safetensors    its tensors; those of pruned networks are packed
+    member0/, member1/ ... the members of an ensemble, each a saved network
+
+Nothing is ever pickled, and no code is run that the folder brings: a network that dubito cannot build is loaded into an
+instance that the user gives.
+"""
+
+from __future__ import annotations
+
+from dubito.saving.loading import load, read_network
+from dubito.saving.saved import save
+
+__all__ = ["load", "read_network", "save"]
