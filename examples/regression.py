@@ -38,15 +38,15 @@ class GaussianWithVariance(Head):
         mean, std = moments(outputs)
         return -((targets - mean) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
 
-    def split(self, covariance: bool = False) -> KendallGalSplit:
-        return KendallGalSplit(covariance)
+    def split(self, covariance: bool = False, sampling: str = "independent") -> KendallGalSplit:
+        return KendallGalSplit(covariance, sampling)
 
 
 class KendallGalSplit:
     """The variance of drawn means beside the mean of drawn variances."""
 
-    def __init__(self, covariance: bool = False) -> None:
-        self._means, self._variances = RunningMoments(covariance), RunningMoments(False)
+    def __init__(self, covariance: bool = False, sampling: str = "independent") -> None:
+        self._means, self._variances = RunningMoments(covariance, sampling), RunningMoments()
 
     def update(self, outputs: Tensor) -> None:
         mean, std = moments(outputs)

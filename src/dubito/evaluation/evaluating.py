@@ -227,10 +227,11 @@ def _draw(predictor: Predictor, batches: Iterable[Tensor]) -> _Drawn:
         draws.append(predictor.draws(batch).float().cpu())
         if unit != "probability":
             predictions.append(predictor(batch).to("cpu"))
-    together = torch.cat(draws, 1)
+    together, sampling = torch.cat(draws, 1), predictor.sampling
     if bool((together == together[:1]).all()):  # a network without anything to draw
-        together = together[:1]
-    return _Drawn(together, Prediction.cat(predictions) if predictions else decompose(together), unit)
+        together, sampling = together[:1], "exact"
+    found = Prediction.cat(predictions) if predictions else decompose(together, sampling=sampling)
+    return _Drawn(together, found, unit)
 
 
 def _joined(name: str, images: Tensor, labels: Tensor | None, members: Sequence[_Drawn]) -> Evaluated:

@@ -158,7 +158,9 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
     note = (
         "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower is better. The mean "
         "aleatoric and epistemic uncertainties are variances, averaged over classes; entropy and mutual information "
-        "are in nats."
+        "are in nats. Epistemic uncertainty and mutual information are measured around the mean of the same draws, so "
+        "with few draws they are too small (with T independent draws by the share 1/T): compare them at equal numbers "
+        "of draws."
     )
     return Table("Every uncertainty in numbers", columns, rows, note)
 

@@ -48,8 +48,11 @@ class Head(ABC):
         """log p(y | outputs) of each example, in nats: shape (N,)."""
 
     @abstractmethod
-    def split(self, covariance: bool = False) -> Split:
-        """A fresh accumulator of draws; with `covariance` its prediction has whole matrices."""
+    def split(self, covariance: bool = False, sampling: str = "independent") -> Split:
+        """A fresh accumulator of draws; with `covariance` its prediction has whole matrices.
+
+        `sampling` says how the draws depend on each other: see :class:`~dubito.heads.split.Sampling`.
+        """
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log-probabilities (N, C, ...), for heads that classify."""
@@ -82,9 +85,9 @@ class ClassificationHead(Head):
         """
         return categorical_log_likelihood(self.log_probs(outputs), targets, **options)
 
-    def split(self, covariance: bool = False) -> Split:
+    def split(self, covariance: bool = False, sampling: str = "independent") -> Split:
         """The split of probabilities by Kwon et al."""
-        return ProbabilitySplit(self.probs, covariance)
+        return ProbabilitySplit(self.probs, covariance, sampling)
 
 
 def with_class_axis(outputs: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ class GaussianHead(Head):
         density = density - math.log(self.std) - math.log(2 * math.pi) / 2
         return density.flatten(1).sum(1) if density.dim() > 1 else density
 
-    def split(self, covariance: bool = False) -> Split:
+    def split(self, covariance: bool = False, sampling: str = "independent") -> Split:
         """Mean and variance of the outputs over the draws."""
-        return GaussianSplit(self.std, covariance)
+        return GaussianSplit(self.std, covariance, sampling)
 
 
 class GaussianSplit:
@@ -60,9 +60,9 @@ class GaussianSplit:
     (tensor([[2.]]), tensor([[0.2500]]), tensor([[1.]]))
     """
 
-    def __init__(self, std: float, covariance: bool = False) -> None:
+    def __init__(self, std: float, covariance: bool = False, sampling: str = "independent") -> None:
         self.std = std
-        self._outputs = RunningMoments(covariance)
+        self._outputs = RunningMoments(covariance, sampling)
 
     def update(self, outputs: Tensor) -> None:
         """Take in a block of draws (T, N, ...)."""
@@ -77,4 +77,5 @@ class GaussianSplit:
             epistemic=self._outputs.variance,
             samples=self._outputs.samples,
             epistemic_covariance=self._outputs.matrix if self._outputs.covariance else None,
+            epistemic_unbiased=self._outputs.unbiased_variance,
         )

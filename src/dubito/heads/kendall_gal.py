@@ -76,9 +76,9 @@ class KendallGalHead(ClassificationHead):
             total = total + torch.softmax(torch.addcmul(mean, spread, point), 1)
         return total / POINTS
 
-    def split(self, covariance: bool = False) -> Split:
+    def split(self, covariance: bool = False, sampling: str = "independent") -> Split:
         """The split of logits."""
-        return LogitSplit(self, covariance)
+        return LogitSplit(self, covariance, sampling)
 
 
 class LogitSplit:
@@ -87,10 +87,10 @@ class LogitSplit:
     Probabilities and entropies still come from the drawn probabilities.
     """
 
-    def __init__(self, head: KendallGalHead, covariance: bool = False) -> None:
+    def __init__(self, head: KendallGalHead, covariance: bool = False, sampling: str = "independent") -> None:
         self._head = head
         self._probs = Decomposition()
-        self._means = RunningMoments(covariance)
+        self._means = RunningMoments(covariance, sampling)
         self._variance = RunningMean()
 
     def update(self, outputs: Tensor) -> None:
@@ -107,4 +107,5 @@ class LogitSplit:
         matrices: Sequence[Tensor | None] = (None, None)
         if self._means.covariance:
             matrices = (torch.diag_embed(self._variance.value), self._means.matrix)
-        return found.with_split(self._variance.value, self._means.variance, *matrices)
+        means = self._means
+        return found.with_split(self._variance.value, means.variance, means.unbiased_variance, *matrices)

@@ -8,6 +8,20 @@ whose sum is diag(m) - m m' exactly: the covariance of a label drawn from m. Ken
 and the entropy of m splits into the mean entropy of the p_t and the mutual information of label and weights.
 
 Draws are taken in one after the other: memory does not grow with their number.
+
+**Bias.** `epistemic` is the plug-in value: it divides by T, and measures deviations from the mean of the same draws. So
+its expectation is Var(p) - Var(m), where Var(m) is the squared standard error of the mean: for independent draws
+1 - 1/T of the truth (0.50, 0.75 and 0.90 at T = 2, 4 and 10), for antithetic pairs whose halves have correlation r
+1 - (1 + r)/T. Aleatoric uncertainty has no bias; mutual information has, to second order, the same as epistemic.
+
+`epistemic_unbiased` is half the squared difference of two draws that are independent of each other, averaged over all
+such twos; its expectation is Var(p). With independent draws it is the plug-in value times T / (T - 1). Antithetic draws
+come in pairs (a_i, b_i) that depend on each other, so the differences within pairs are left out:
+
+    epistemic_unbiased = (T^2 epistemic - sum_i (a_i - b_i)^2) / (T^2 - Q),   Q = sum of squared sizes of the units,
+
+which is 4 for a pair and 1 for an odd last draw. One draw or one pair leaves no difference: then it is NaN. It is
+never negative, but its sum with aleatoric is no longer diag(m) - m m' exactly.
 """
 
 from __future__ import annotations
@@ -15,13 +29,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from dubito.errors import NonFiniteError, OptionError, ShapeError
+from dubito.errors import NonFiniteError, OptionError, ShapeError, choose
 from dubito.softplus import at_least_single
 
 __all__ = [
@@ -32,8 +47,17 @@ __all__ = [
     "Regression",
     "RunningMean",
     "RunningMoments",
+    "Sampling",
     "decompose",
 ]
+
+
+class Sampling(str, Enum):
+    """How the draws of a prediction depend on each other."""
+
+    INDEPENDENT = "independent"
+    ANTITHETIC = "antithetic"  # draws 0 and 1, 2 and 3, ... are pairs of opposite noise; an odd last one is alone
+    EXACT = "exact"  # not random: points that stand for the whole distribution, or a network that draws nothing
 
 
 class _OfImages:
@@ -79,14 +103,19 @@ class Prediction(_OfImages):
     Attributes:
         probs: (N, C) mean probabilities.
         aleatoric_per_class: (N, C) the diagonal of the aleatoric matrix.
-        epistemic_per_class: (N, C) the diagonal of the epistemic matrix. It divides by the number of draws T, so with
-            independent draws it is too small by the factor 1 - 1/T; antithetic pairs leave less of that.
+        epistemic_per_class: (N, C) the diagonal of the epistemic matrix. It divides by the number of draws T, so its
+            expectation is 1 - 1/T of the truth with independent draws, and 1 - (1 + r)/T with antithetic pairs whose
+            halves have correlation r.
         entropy: (N,) entropy of the mean probabilities, in nats.
-        mutual_information: (N,) of label and weights, in nats; entropy minus the mean entropy of the draws.
+        mutual_information: (N,) of label and weights, in nats; entropy minus the mean entropy of the draws. It is too
+            small by about the same share as epistemic uncertainty.
         samples: the number of draws.
         aleatoric_covariance, epistemic_covariance: (N, C, C) the whole matrices, if asked for.
         novelty: (N,) how unlike the training images each image is, where that was fitted.
         decision: what to do with each image, where a rule was fitted.
+        epistemic_unbiased_per_class: (N, C) the diagonal of the epistemic matrix with the right expectation, whatever
+            the number of draws: take it to compare predictions with different numbers of draws. NaN if there is one
+            draw or one antithetic pair; None where the draws are not known any more, as in predictions from files.
 
     Dense outputs (N, C, H, W) keep their axes after the classes in every field.
     """
@@ -101,6 +130,7 @@ class Prediction(_OfImages):
     epistemic_covariance: Tensor | None = None
     novelty: Tensor | None = None
     decision: Tensor | None = None
+    epistemic_unbiased_per_class: Tensor | None = None
 
     @property
     def label(self) -> Tensor:
@@ -122,10 +152,17 @@ class Prediction(_OfImages):
         """(N,) the mean over the classes of `epistemic_per_class`."""
         return self.epistemic_per_class.mean(1)
 
+    @property
+    def epistemic_unbiased(self) -> Tensor | None:
+        """(N,) the mean over the classes of `epistemic_unbiased_per_class`, or None."""
+        per_class = self.epistemic_unbiased_per_class
+        return None if per_class is None else per_class.mean(1)
+
     def with_split(
         self,
         aleatoric: Tensor,
         epistemic: Tensor,
+        epistemic_unbiased: Tensor,
         aleatoric_covariance: Tensor | None = None,
         epistemic_covariance: Tensor | None = None,
     ) -> Prediction:
@@ -134,6 +171,7 @@ class Prediction(_OfImages):
             self,
             aleatoric_per_class=aleatoric,
             epistemic_per_class=epistemic,
+            epistemic_unbiased_per_class=epistemic_unbiased,
             aleatoric_covariance=aleatoric_covariance,
             epistemic_covariance=epistemic_covariance,
         )
@@ -146,9 +184,11 @@ class Regression(_OfImages):
     Attributes:
         mean: (N, ...) of the outputs over the draws.
         aleatoric: (N, ...) variance of the noise.
-        epistemic: (N, ...) variance of the outputs over the draws.
+        epistemic: (N, ...) variance of the outputs over the draws, divided by their number T, so that its expectation
+            is too small (by the factor 1 - 1/T with independent draws).
         samples: the number of draws.
         epistemic_covariance: (N, K, K) of the outputs, if asked for.
+        epistemic_unbiased: (N, ...) the same without that bias; NaN if there is one draw or one antithetic pair.
     """
 
     mean: Tensor
@@ -156,6 +196,7 @@ class Regression(_OfImages):
     epistemic: Tensor
     samples: int
     epistemic_covariance: Tensor | None = None
+    epistemic_unbiased: Tensor | None = None
 
 
 AnyPrediction: TypeAlias = Prediction | Regression
@@ -165,13 +206,20 @@ AnyPrediction: TypeAlias = Prediction | Regression
 class RunningMoments:
     """Running mean and covariance of draws (T, N, C, ...), taken in block by block.
 
+    Args:
+        covariance: whether the (N, C, C) matrices are wanted too.
+        sampling: how the draws depend on each other, see :class:`Sampling`.
+
     Blocks are merged by Chan et al.'s update rather than as a difference of large sums, so that identical draws have a
     variance of exactly 0.
     """
 
-    def __init__(self, covariance: bool) -> None:
+    def __init__(self, covariance: bool = False, sampling: str = "independent") -> None:
         self.covariance = covariance
+        self.sampling = choose(Sampling, sampling, "sampling")
         self.samples = 0
+        self._within: Tensor | float = 0.0
+        self._unpaired: Tensor | None = None
 
     def update(self, draws: Tensor) -> None:
         """Take in a block of draws."""
@@ -193,11 +241,32 @@ class RunningMoments:
             if products is not None and self._products is not None:
                 self._products = self._products + products + _outer(change) * (self.samples * share)
         self.samples += count
+        if self.sampling == Sampling.ANTITHETIC:
+            self._pair(draws)
+
+    def _pair(self, draws: Tensor) -> None:
+        """Add the squared differences within pairs; a pair may begin in one block and end in the next."""
+        if self._unpaired is not None:
+            draws = torch.cat([self._unpaired.unsqueeze(0), draws])
+        first, second = draws[0::2], draws[1::2]
+        self._within = self._within + (first[: len(second)] - second).square().sum(0)
+        self._unpaired = draws[-1] if len(draws) % 2 else None
 
     @property
     def variance(self) -> Tensor:
         """The variance of each element, divided by the number of draws."""
         return self._squares / self.samples
+
+    @property
+    def unbiased_variance(self) -> Tensor:
+        """The variance of each element without bias; NaN if no two draws are independent of each other."""
+        count = self.samples
+        if self.sampling == Sampling.EXACT:
+            return self.variance
+        together = count if self.sampling == Sampling.INDEPENDENT else 4 * (count // 2) + count % 2
+        if count**2 == together:
+            return torch.full_like(self._squares, torch.nan)
+        return (count * self._squares - self._within).clamp_min(0) / (count**2 - together)
 
     @property
     def matrix(self) -> Tensor:
@@ -236,9 +305,9 @@ class Decomposition:
     tensor([[0.2500, 0.2500]])
     """
 
-    def __init__(self, covariance: bool = False) -> None:
+    def __init__(self, covariance: bool = False, sampling: str = "independent") -> None:
         self.covariance = covariance
-        self._probs = RunningMoments(covariance)
+        self._probs = RunningMoments(covariance, sampling)
         self._ambiguity = RunningMean()
         self._entropy = RunningMean()
 
@@ -266,6 +335,7 @@ class Decomposition:
             entropy=entropy,
             mutual_information=(entropy - self._entropy.value).clamp_min(0),
             samples=self._probs.samples,
+            epistemic_unbiased_per_class=self._probs.unbiased_variance,
             **matrices,
         )
 
@@ -273,9 +343,11 @@ class Decomposition:
 class ProbabilitySplit:
     """The split of a head whose uncertainties are those of its probabilities."""
 
-    def __init__(self, probs: Callable[[Tensor], Tensor], covariance: bool = False) -> None:
+    def __init__(
+        self, probs: Callable[[Tensor], Tensor], covariance: bool = False, sampling: str = "independent"
+    ) -> None:
         self._to_probs = probs
-        self._split = Decomposition(covariance)
+        self._split = Decomposition(covariance, sampling)
 
     def update(self, outputs: Tensor) -> None:
         """Take in a block of draws (T, N, C, ...) of a network's outputs."""
@@ -286,16 +358,21 @@ class ProbabilitySplit:
         return self._split.compute()
 
 
-def decompose(probs: Tensor, *, covariance: bool = False) -> Prediction:
+def decompose(probs: Tensor, *, covariance: bool = False, sampling: str = "independent") -> Prediction:
     """Split the uncertainty of drawn probabilities (T, N, C), or dense ones (T, N, C, ...).
 
     Args:
         probs: T draws of the probabilities of N images over C classes.
         covariance: also give the (N, C, C) matrices.
+        sampling: ``independent`` draws; ``antithetic`` if draws 0 and 1, 2 and 3, ... are pairs of opposite noise, as
+            those of a :class:`dubito.Predictor` are (`predictor.sampling` says it); ``exact`` if they are not random.
+            It matters to `epistemic_unbiased` alone.
 
     >>> split = decompose(torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]]]))
     >>> split.aleatoric, split.epistemic
     (tensor([0.1500]), tensor([0.0100]))
+    >>> split.epistemic_unbiased          # with two independent draws the plug-in value is half as large
+    tensor([0.0200])
     """
     _require_draws(probs, "probs")
     if not bool(probs.isfinite().all()):
@@ -307,7 +384,7 @@ def decompose(probs: Tensor, *, covariance: bool = False) -> Prediction:
             f"probs sums to up to {worst:.3g} beside 1 over its class axis 2 or has negative entries, but must hold "
             "probabilities of shape (T, N, C): normalise the outputs over the classes first."
         )
-    split = Decomposition(covariance)
+    split = Decomposition(covariance, sampling)
     split.update(probs)
     return split.compute()
 

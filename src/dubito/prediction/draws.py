@@ -22,6 +22,7 @@ from dubito.convert.copying import deep_copy, substitute
 from dubito.convert.deterministic import Slot, fill, plain_network
 from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
 from dubito.estimators import Local, forced
+from dubito.heads.split import Sampling
 from dubito.noise import standard_normal
 from dubito.prediction.dropout import MaskedDropout, Masks, drawn_dropout
 from dubito.prediction.remembering import Remembering
@@ -44,9 +45,11 @@ class Draws(ABC):
 
     Attributes:
         samples: how many draws there are; 1 for a network that draws nothing.
+        sampling: how they depend on each other.
     """
 
     samples: int
+    sampling: Sampling
 
     @abstractmethod
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
@@ -62,6 +65,8 @@ class WeightDraws(Draws):
         found = list(posteriors(model).values())
         self._drops_out = bool(drawn_dropout(model, dropout))
         self.samples = samples if found or self._drops_out else 1
+        masks_alone = Sampling.INDEPENDENT if self._drops_out else Sampling.EXACT
+        self.sampling = Sampling.ANTITHETIC if found else masks_alone
         self.weights = DrawnWeights(found, self.samples, seed, memory)
         self._mask_seeds = seeds_of(seed + 1, self.samples)
         network, slots = plain_network(model, share=share)
@@ -196,6 +201,7 @@ class MeanDraws(WeightDraws):
 
     def __init__(self, model: nn.Module, *, share: bool) -> None:
         super().__init__(model, 1, 0, dropout=False, memory=0, share=share)
+        self.sampling = Sampling.EXACT
         self.weights = DrawnWeights.at_mean(list(posteriors(model).values()))
 
 
@@ -205,6 +211,7 @@ class LocalDraws(Draws):
     def __init__(self, model: nn.Module, samples: int, seed: int, *, dropout: bool | None, share: bool) -> None:
         draws = bool(posteriors(model)) or bool(drawn_dropout(model, dropout))
         self.samples = samples if draws else 1
+        self.sampling = Sampling.INDEPENDENT if draws else Sampling.EXACT
         self._seeds = seeds_of(seed, self.samples)
         self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
         keep = {id(p): p for p in model.parameters()} if share else {}

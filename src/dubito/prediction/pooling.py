@@ -20,6 +20,9 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
         predictions: of the same images and classes.
         weights: how much each counts; None for its number of draws, as if all had been decomposed at once.
 
+    `epistemic_unbiased` takes the predictions for draws that are independent of each other, as the members of an
+    ensemble are, which were trained apart: it is half the mean squared difference of draws of different members.
+
     >>> import dubito
     >>> draws = torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]], [[0.2, 0.8]]])
     >>> whole, parts = dubito.decompose(draws), pool([dubito.decompose(draws[:2]), dubito.decompose(draws[2:])])
@@ -41,6 +44,9 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
     probs = mean(lambda part: part.probs)
     entropy = torch.special.entr(probs).sum(1)
     expected = mean(lambda part: part.entropy - part.mutual_information)
+    between = mean(lambda part: (part.probs - probs).square())
+    unequal = [part.epistemic_per_class * share * (1 - share) for part, share in zip(predictions, shares, strict=True)]
+    unbiased = (torch.stack(unequal).sum(0) + between) / (1 - sum(share**2 for share in shares))
     matrices = {}
     if all(part.epistemic_covariance is not None for part in predictions):
         matrices["aleatoric_covariance"] = mean(lambda part: _matrix(part.aleatoric_covariance))
@@ -50,10 +56,11 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
     return Prediction(
         probs=probs,
         aleatoric_per_class=mean(lambda part: part.aleatoric_per_class),
-        epistemic_per_class=mean(lambda part: part.epistemic_per_class + (part.probs - probs).square()),
+        epistemic_per_class=mean(lambda part: part.epistemic_per_class) + between,
         entropy=entropy,
         mutual_information=(entropy - expected).clamp_min(0),
         samples=sum(part.samples for part in predictions),
+        epistemic_unbiased_per_class=unbiased,
         **matrices,
     )
 

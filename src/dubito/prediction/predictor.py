@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
-from dubito.heads.split import AnyPrediction
+from dubito.heads.split import AnyPrediction, Sampling
 from dubito.models.ensemble import Ensemble
 from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
 from dubito.prediction.moments import MomentDraws
@@ -116,6 +116,14 @@ class Predictor:
             self._draws = _make_draws(model, samples, self.method, seed, dropout, memory, self.head, _share)
             self.samples = self._draws.samples
 
+    @property
+    def sampling(self) -> str:
+        """How the draws depend on each other: ``antithetic`` pairs, ``independent``, or ``exact`` if not random.
+
+        Members of an ensemble have their own, and are independent of each other.
+        """
+        return Sampling.INDEPENDENT.value if self._draws is None else self._draws.sampling.value
+
     def __call__(self, images: Tensor | Iterable[Any], *, progress: bool = False) -> Any:
         """The prediction of images (N, ...), or of an iterable of batches: tensors, or tuples that start with one."""
         parts = [self._predict(batch) for batch in self._batches(images, progress)]
@@ -149,7 +157,7 @@ class Predictor:
             if self._members:  # which count alike, however many draws they have
                 parts: list[Any] = [member._predict(batch) for member in self._members]
                 return pool(parts, [1.0] * len(parts))
-            split = self.head.split(self.covariance)
+            split = self.head.split(self.covariance, self.sampling)
             for block in self._outputs(batch):
                 split.update(block)
             return split.compute()

@@ -33,6 +33,7 @@ from dubito.convert.copying import deep_copy
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
+from dubito.heads.split import Sampling
 from dubito.linear_map import LinearMap
 from dubito.prediction.draws import Draws, frozen
 from dubito.prediction.dropout import drawn_dropout
@@ -86,6 +87,7 @@ class MomentDraws(Draws):
             raise OptionError(f"points is {points}, but method='moments' needs at least 2.")
         drops = drawn_dropout(model, dropout)
         self.samples = points + points % 2 if drops or posteriors(model) else 1
+        self.sampling = Sampling.EXACT
         self._logits = sys.maxsize if every_logit else LOGITS
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = frozen(deep_copy(model, keep), share)
