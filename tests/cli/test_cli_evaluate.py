@@ -272,7 +272,7 @@ def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> Non
     Path("own.npz").rename("moved/own.npz")
     options = ("--samples", 1, "--bootstrap", 10, "--noise", "none", "--data", "moved/own.npz")
     assert dubito("evaluate", "own", *options).code == 0
-    assert len(evaluation_of("own").validation.images)
+    assert len(evaluation_of("own").validation)
     result = dubito("evaluate", "own", *options, "--ood", Path("moved/own.npz").resolve())
     assert result.code == 1
     assert "is evaluated itself" in result.err

@@ -64,6 +64,15 @@ def test_resuming_a_finished_run_says_so(dubito, digits_run: Path) -> None:
     assert (digits_run / "last.safetensors").read_bytes() == before
 
 
+def test_resuming_a_finished_run_makes_a_missing_validation_record(dubito, own_run: Path, digits_run: Path) -> None:
+    (own_run / "calibration.json").unlink()
+    result = dubito("train", "--resume", own_run)
+    assert result.code == 0
+    assert "all epochs done, but no validation record" in result.out
+    for name in ("calibration.json", "validation.safetensors"):
+        assert (own_run / name).read_bytes() == (digits_run / name).read_bytes()
+
+
 def test_ctrl_c_stops_with_a_checkpoint_from_which_resume_goes_on(dubito, tmp_path: Path) -> None:
     arguments = ["train", "--epochs", "8", "--inference", "frequentist", "--out", "stopped"]
     with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -19,7 +19,8 @@ from dubito.training import DataDescription, Run, configure, resume, train
 def test_a_run_folder_has_what_it_takes_to_load_the_network(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
     tables = {"config.yaml", "environment.json", "metrics.csv", "posterior.csv"}
-    assert names == tables | {"best.safetensors", "last.safetensors"}
+    record = {"validation.safetensors", "calibration.json"}
+    assert names == tables | record | {"best.safetensors", "last.safetensors"}
     environment = json.loads((whole / "environment.json").read_text())
     assert environment["seed"] == 0
     assert environment["versions"]["torch"] == torch.__version__

@@ -49,7 +49,7 @@ CONFUSIONS = 5
 
 OWN_FILES = (
     *("config.yaml", "environment.json", "metrics.csv", "posterior.csv", "best.safetensors", "last.safetensors"),
-    *("evaluation.json", "evaluation.safetensors", "report.html"),
+    *("validation.safetensors", "calibration.json", "evaluation.json", "evaluation.safetensors", "report.html"),
 )
 """The files of a run folder, which --out must not overwrite."""
 
@@ -80,7 +80,15 @@ def evaluate(
     noise_images: Annotated[
         int, typer.Option(metavar="N", min=0, help="Test images that get noise, 0 for all.")
     ] = 2000,
-    coverage: Annotated[float, typer.Option(metavar="SHARE", help="Coverage of the conformal sets.")] = 0.9,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How often conformal sets are to hold the true class. [dim]\\[default: what suits the accuracy on "
+            "validation images, at least 0.9][/dim]",
+            show_default=False,
+        ),
+    ] = None,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
     seed: Seed = 0,
     checkpoint: Annotated[

@@ -143,10 +143,11 @@ def _resume(folder: Path) -> None:
     run = training.Run.open(folder)
     epochs = run.config.epochs
     done = run.read_checkpoint("last")[1]["progress"]["epoch"] if run.has_checkpoint("last") else 0
-    if done >= epochs:
+    if done >= epochs and run.find_validation() is not None:
         _say(f"{folder} is finished: all of its {epochs} epochs are done, so there is nothing to resume.")
     else:
-        _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {done} of {epochs} epochs done.")
+        what = f"{done} of {epochs} epochs done" if done < epochs else "all epochs done, but no validation record"
+        _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {what}.")
         run = _ending_cleanly(folder, lambda: training.resume(folder, callbacks=[_announcement(run.config)]))
     _summarize(run)
 

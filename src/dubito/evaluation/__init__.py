@@ -10,5 +10,6 @@ from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluating import evaluate
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.noise import NoiseLevel
+from dubito.evaluation.validating import validation_of
 
-__all__ = ["Comparison", "Evaluated", "Evaluation", "NoiseLevel", "compare", "evaluate"]
+__all__ = ["Comparison", "Evaluated", "Evaluation", "NoiseLevel", "compare", "evaluate", "validation_of"]

@@ -10,7 +10,8 @@
     u of p_c itself. Harder images get larger sets. Without randomisation (u = 0) sets are never empty, but cover more
     than asked for.
 
-A network that is right more often than the requested coverage reaches it with some empty sets.
+A network that is right more often than the requested coverage reaches it with some empty sets: of an image that no
+class fits. `suitable_coverage` asks for more than the network's accuracy, so that few are empty.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from torch import Tensor
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.evaluation.metrics import require_labelled
 
-__all__ = ["Conformal", "ConformalMethod", "conformal_quantile", "fit_temperature", "set_metrics", "temper"]
+__all__ = [
+    "Conformal",
+    "ConformalMethod",
+    "conformal_quantile",
+    "fit_temperature",
+    "set_metrics",
+    "suitable_coverage",
+    "temper",
+]
 
 TEMPERATURES = (0.01, 100.0)
 """Where the temperature is looked for; the best of a network without a single mistake would be 0."""
@@ -69,6 +78,27 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
 
 def _logs(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).double().log()
+
+
+def suitable_coverage(mistakes: int, images: int) -> float:
+    """The coverage of conformal sets that suits a network with so many mistakes on calibration images.
+
+    1 - half the share of mistakes, rounded up to one digit of what is missing to 1; at least 0.9, and at most
+    images / (images + 1), beyond which sets hold every class. It is above the accuracy: the sets of half the mistakes
+    hold the true class too, so most images have a class that fits. Chosen on the calibration images themselves, it is
+    a little data-dependent; the promise of conformal sets is exact for a coverage that is fixed beforehand.
+
+    >>> suitable_coverage(140, 10000), suitable_coverage(3000, 10000), suitable_coverage(0, 199)
+    (0.993, 0.9, 0.995)
+    """
+    if not 0 <= mistakes <= images or images < 1:
+        raise OptionError(f"There are {mistakes} mistakes on {images} images, but must be at most as many, and images.")
+    half = mistakes / images / 2
+    least = 1 / (images + 1)
+    if half > least:
+        unit = 10.0 ** math.floor(math.log10(half))
+        half = max(math.floor(round(half / unit, 9)) * unit, least)
+    return 1 - min(max(half, least), 0.1)
 
 
 def conformal_quantile(scores: Tensor, coverage: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from dubito.data import DATASETS, Dataset, open_dataset
-from dubito.errors import DubitoWarning, OptionError, RunError, ShapeError
+from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError, ShapeError
+from dubito.evaluation.drawn import Drawn, draw, joined
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.images import held_out_images, own_test_images, place_of, test_images
 from dubito.evaluation.noise import noise_level, noisy_batches
-from dubito.evaluation.storage import fingerprint
 from dubito.evaluation.summary import plain, summarize
-from dubito.prediction import Ensemble, Prediction, Predictor, decompose, pool
+from dubito.evaluation.validating import NO_IMAGES, SAMPLES, SEED, recorded, validation_of
+from dubito.prediction import Ensemble, Predictor
 from dubito.prediction.weights import seeds_of
 from dubito.progress import progress_bar
 from dubito.runs.run import Run
@@ -43,7 +44,7 @@ def evaluate(
     ood: Sequence[str] = (),
     noise: Sequence[float] = (0.0, 0.1, 0.2, 0.3),
     noise_images: int | None = 2000,
-    coverage: float = 0.9,
+    coverage: float | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
     checkpoint: str = "best",
@@ -69,7 +70,7 @@ def evaluate(
         ood: data sets whose test images the network should find strange.
         noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
         noise_images: how many test images, chosen at random, get noise; None for all.
-        coverage: requested of conformal sets.
+        coverage: requested of conformal sets; None for what suits the network's accuracy on validation images.
         bootstrap: resamples of the images for the intervals.
         seed: of draws, noise and resamples.
         checkpoint: ``best`` or ``last``.
@@ -95,16 +96,22 @@ def evaluate(
     facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
     for name in ood:
         open_dataset(name)
-    test, held_out = own_test_images(opened[0], data), held_out_images(opened, data)
+    test = own_test_images(opened[0], data)
+    held_out = _held_out(opened, data, options, checkpoint)
     strange = {name: test_images(name, opened[0]) for name in dict.fromkeys(ood)}
     if place_of(test.name) in map(place_of, strange):
         raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
     chosen = _some(len(test), noise_images, seed)
-    jobs = {"test": _Job(test, f"{test.name}/test"), "validation": _Job(held_out, f"{held_out.name}/validation")}
+    jobs = {"test": _Job(test, f"{test.name}/test")}
+    if isinstance(held_out, Dataset):
+        jobs["validation"] = _Job(held_out, f"{held_out.name}/validation")
     jobs |= {f"ood/{name}": _Job(part, f"{name}/test", labelled=False) for name, part in strange.items()}
     jobs |= {f"noise/{gamma!r}": _Job(_take(test, chosen), test.name, gamma) for gamma in noise if gamma > 0}
 
     found, forward = _predict_jobs(opened, jobs, checkpoint, options)
+    found["validation"] = (
+        held_out if isinstance(held_out, Evaluated) else replace(found["validation"], images=NO_IMAGES)
+    )
     if not len(held_out):
         _warn_uncalibrated()
     levels = tuple(
@@ -123,8 +130,8 @@ def evaluate(
         "checkpoint": checkpoint,
         "intervals_cover": found["test"].intervals_cover,
         "noise_images": len(chosen),
-        "places": {name: place_of(name) for name in (test.name, held_out.name, *strange) if name not in DATASETS},
-        "images": {key: len(job.part) for key, job in jobs.items() if not key.startswith("noise/")},
+        "places": {name: place_of(name) for name in (test.name, *strange) if name not in DATASETS},
+        "images": {key: len(part) for key, part in found.items() if not key.startswith("noise/")},
         **facts,
     }
     seconds = {"total": perf_counter() - began, "forward": forward}
@@ -141,11 +148,11 @@ def _evaluate_module(
     members = list(network.members) if isinstance(network, Ensemble) else [network]
     seeds = _member_seeds(options.seed, len(members))
     drawn = [
-        _draw(_predictor(member.to(options.device), options, seed), inputs)
+        draw(_predictor(member.to(options.device), options, seed), inputs)
         for member, seed in zip(members, seeds, strict=True)
     ]
     forward = perf_counter() - watch
-    test = _joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
+    test = joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
     names = tuple(map(str, range(test.prediction.probs.shape[1])))
     metrics = summarize(
         test, test[:0], {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
@@ -179,7 +186,7 @@ class _Options:
     """The options that runs and modules have in common."""
 
     samples: int
-    coverage: float
+    coverage: float | None
     bootstrap: int
     seed: int
     batch_size: int
@@ -201,15 +208,6 @@ class _Job:
     labelled: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """What one network predicts for a set of images: the probabilities of each draw, and what they make together."""
-
-    draws: Tensor
-    prediction: Prediction
-    unit: str
-
-
 def _predictor(network: nn.Module, options: _Options, seed: int) -> Predictor:
     return Predictor(network, options.samples, seed=seed, batch_size=options.batch_size)
 
@@ -219,39 +217,11 @@ def _member_seeds(seed: int, members: int) -> list[int]:
     return [seed] if members == 1 else seeds_of(seed, members)
 
 
-def _draw(predictor: Predictor, batches: Iterable[Tensor]) -> _Drawn:
-    """The draws of all batches; a head that splits logits is asked for its own prediction too."""
-    unit = predictor.head.unit
-    draws, predictions = [], []
-    for batch in batches:
-        draws.append(predictor.draws(batch).float().cpu())
-        if unit != "probability":
-            predictions.append(predictor(batch).to("cpu"))
-    together, sampling = torch.cat(draws, 1), predictor.sampling
-    if bool((together == together[:1]).all()):  # a network without anything to draw
-        together, sampling = together[:1], "exact"
-    found = Prediction.cat(predictions) if predictions else decompose(together, sampling=sampling)
-    return _Drawn(together, found, unit)
-
-
-def _joined(name: str, images: Tensor, labels: Tensor | None, members: Sequence[_Drawn]) -> Evaluated:
-    """The mixture of the members' draws."""
-    return Evaluated(
-        name=name,
-        images=images,
-        labels=labels,
-        prediction=pool([member.prediction for member in members], [1.0] * len(members)),
-        draws=torch.cat([member.draws for member in members]),
-        members=tuple(len(member.draws) for member in members),
-        unit=members[0].unit,
-    )
-
-
 def _predict_jobs(
     runs: Sequence[Run], jobs: Mapping[str, _Job], checkpoint: str, options: _Options
 ) -> tuple[dict[str, Evaluated], float]:
     """What the runs together predict for the images of every job, and the seconds that the predictions took."""
-    drawn: dict[str, list[_Drawn]] = {key: [] for key in jobs}
+    drawn: dict[str, list[Drawn]] = {key: [] for key in jobs}
     seconds = 0.0
     total = len(runs) * sum(len(job.part) for job in jobs.values())
     with progress_bar("Evaluating", total, shown=options.progress) as advance:
@@ -266,15 +236,15 @@ def _predict_jobs(
                 if len(job.part):
                     began = perf_counter()
                     batches = noisy_batches(job.part.images, run, job.gamma, options.batch_size, options.seed, advance)
-                    drawn[key].append(_draw(predictor, batches))
+                    drawn[key].append(draw(predictor, batches))
                     seconds += perf_counter() - began
     found = {}
     for key, job in jobs.items():
         labels = job.part.labels if job.labelled else None
         if drawn[key]:
-            found[key] = _joined(job.name, job.part.images, labels, drawn[key])
+            found[key] = joined(job.name, job.part.images, labels, drawn[key])
         else:  # a part without images: the test images, none of them
-            empty = _joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
+            empty = joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
             found[key] = empty[:0]
     return found, seconds
 
@@ -283,7 +253,7 @@ def _predict_jobs(
 
 
 def _check_options(
-    samples: int, noise: Sequence[float], noise_images: int | None, coverage: float, bootstrap: int
+    samples: int, noise: Sequence[float], noise_images: int | None, coverage: float | None, bootstrap: int
 ) -> None:
     for name, value in (("samples", samples), ("bootstrap", bootstrap), ("noise_images", noise_images)):
         if value is not None and value < 1:
@@ -291,7 +261,7 @@ def _check_options(
     for gamma in noise:
         if not 0 <= gamma < float("inf"):
             raise OptionError(f"noise has the level {gamma}, but levels are standard deviations: 0 or more.")
-    if not 0 < coverage < 1:
+    if coverage is not None and not 0 < coverage < 1:
         raise OptionError(f"coverage is {coverage}, but must lie between 0 and 1.")
 
 
@@ -309,6 +279,29 @@ def _open(runs: Runs) -> tuple[Run, ...]:
                 "an ensemble need the same data set with the same classes."
             )
     return opened
+
+
+def _held_out(runs: Sequence[Run], data: str | None, options: _Options, checkpoint: str) -> Evaluated | Dataset:
+    """What the calibration is fitted to: the validation record of a run, or images to predict.
+
+    The record is of one predictor. Any other, an ensemble's or one with other draws, has to predict the images itself.
+    """
+    is_recorded = (options.samples, options.seed, checkpoint) == (SAMPLES, SEED, "best")
+    if len(runs) == 1 and is_recorded:
+        return recorded(runs[0], validation_of(runs[0], moved=data, progress=options.progress))
+    try:
+        return held_out_images(runs, data)
+    except DubitoError:
+        validation = runs[0].find_validation() if len(runs) == 1 else None
+        if validation is None:
+            raise
+        warnings.warn(
+            f"The validation images of {runs[0].path} are not there, so the calibration is that of its record: the "
+            f"best weights, {SAMPLES} draws, seed {SEED}.",
+            DubitoWarning,
+            stacklevel=3,
+        )
+        return recorded(runs[0], validation)
 
 
 def _warn_uncalibrated() -> None:
@@ -338,7 +331,7 @@ def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:
     for run in runs:
         own = (*names, *bayesian) if run.config.inference == "vi" else names
         facts: dict[str, Any] = {"run": run.path.resolve().name, **{name: getattr(run.config, name) for name in own}}
-        facts["weights"] = fingerprint(run, checkpoint)
+        facts["weights"] = run.fingerprint(checkpoint)
         members.append(facts)
     temperatures = {facts.get("temperature") for facts in members}
     return {"temperature": temperatures.pop() if len(temperatures) == 1 else None, "runs": members}

@@ -12,7 +12,7 @@ from dubito.errors import DubitoWarning
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import found_at
 from dubito.evaluation.noise import NoiseLevel
-from dubito.evaluation.storage import fingerprint, read, write
+from dubito.evaluation.storage import read, write
 from dubito.runs.run import Run
 
 __all__ = ["Evaluation", "kept_settings"]
@@ -29,8 +29,8 @@ class Evaluation:
         runs: one, or the members of an ensemble; none if a network was evaluated without a run.
         class_names: of the network.
         test: the test images.
-        validation: the images that every run held out from its training, for post-hoc calibration; an ensemble whose
-            members have no such images in common has none.
+        validation: what was predicted for the images that every run held out from its training, for post-hoc
+            calibration; the images themselves are not kept, and an ensemble whose members have none in common has none.
         ood: test images of other data sets, by name.
         noise: uncertainty against noise on the test images.
         metrics: what metrics.json holds.
@@ -51,7 +51,7 @@ class Evaluation:
         """Whether the runs still have the weights that were evaluated."""
         settings = self.metrics["settings"]
         return all(
-            fingerprint(run, settings["checkpoint"]) == facts["weights"]
+            run.fingerprint(settings["checkpoint"]) == facts["weights"]
             for run, facts in zip(self.runs, settings["runs"], strict=True)
         )
 

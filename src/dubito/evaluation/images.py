@@ -70,16 +70,12 @@ def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
     return Dataset(images, whole.labels[shared], whole.class_names, whole.name, whole.mean, whole.std)
 
 
-def images_again(name: str, runs: Sequence[Run], places: Mapping[str, str]) -> Tensor:
-    """The images of a stored part, read again; its name is that of the data set and /test or /validation.
+def images_again(name: str, run: Run, places: Mapping[str, str]) -> Tensor:
+    """The images of a stored part, read again; its name is that of the data set and /test.
 
     `places` are the full paths of data sets that were given by a path, which may be relative to another folder.
     """
-    data, _, part = name.rpartition("/")
-    data = found_at(data, places)
-    if part == "validation":
-        return held_out_images(runs, None if data == runs[0].config.data else data).images
-    return test_images(data, runs[0]).images
+    return test_images(found_at(name.removesuffix("/test"), places), run).images
 
 
 def found_at(data: str, places: Mapping[str, str]) -> str:

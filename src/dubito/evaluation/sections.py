@@ -238,7 +238,9 @@ def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
 
 def _about_tables(evaluation: Evaluation) -> list[Table]:
     settings = {
-        key: value for key, value in evaluation.metrics["settings"].items() if key not in ("runs", "images", "places")
+        key: value
+        for key, value in evaluation.metrics["settings"].items()
+        if key not in ("runs", "images", "places") and value is not None
     }
     trained = evaluation.runs[0].config.to_dict()
     return [

@@ -28,7 +28,7 @@ from dubito.files import write_atomically
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
 
-__all__ = ["fingerprint", "read", "write"]
+__all__ = ["read", "write"]
 
 FILE = "evaluation"
 """The name of both files, without suffix."""
@@ -65,7 +65,7 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
         places = content["metrics"]["settings"].get("places", {})
         parts = {}
         for key, part in content["parts"].items():
-            again = images_again(part["name"], runs, places) if images else None
+            again = images_again(part["name"], runs[0], places) if images and key != "validation" else None
             parts[key] = _stored(part, tensors, key, again)
         return {
             "runs": runs,
@@ -136,15 +136,3 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return content, {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
         raise RunError(f"{folder / FILE}.* is damaged ({error}); run dubito evaluate again.") from None
-
-
-def fingerprint(run: Run, checkpoint: str) -> str:
-    """Tells whether weights are the ones that were evaluated: the SHA-256 of their file."""
-    file = run.path / f"{checkpoint}.safetensors"
-    if not file.exists():
-        raise RunError(f"The run {run.path} has no {file.name} yet; train it for an epoch first.")
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

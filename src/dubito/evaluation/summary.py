@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from dubito.evaluation import metrics
-from dubito.evaluation.calibration import Conformal, ConformalMethod, fit_temperature, set_metrics, temper
+from dubito.evaluation.calibration import (
+    Conformal,
+    ConformalMethod,
+    fit_temperature,
+    set_metrics,
+    suitable_coverage,
+    temper,
+)
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import Measurement, measure
 from dubito.evaluation.statistics import Separations, Statistics
@@ -27,7 +34,7 @@ def summarize(
     ood: Mapping[str, Evaluated],
     class_names: tuple[str, ...],
     *,
-    coverage: float = 0.9,
+    coverage: float | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -140,11 +147,14 @@ def _calibrated(probs: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def _conformal(test: Evaluated, validation: Evaluated, coverage: float, seed: int) -> dict[str, Any] | None:
+def _conformal(test: Evaluated, validation: Evaluated, coverage: float | None, seed: int) -> dict[str, Any] | None:
     assert test.labels is not None
     assert validation.labels is not None
     if not len(validation):
         return None
+    if coverage is None:
+        mistakes = int((~metrics.hits(validation.prediction.probs, validation.labels)).sum())
+        coverage = suitable_coverage(mistakes, len(validation))
     found: dict[str, Any] = {"requested": coverage, "images": len(validation)}
     for method in ConformalMethod:
         fitted = Conformal.fit(validation.prediction.probs, validation.labels, coverage, method.value, seed=seed)

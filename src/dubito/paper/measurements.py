@@ -173,11 +173,9 @@ def noise_rows(found: Finished, budget: Budget) -> dict[str, Any]:
 
     By draws of the weights. Kept in the run folder, because a deep network takes minutes.
     """
-    from dubito.evaluation.storage import fingerprint
-
     file = found.run.path / "noise.json"
     count = budget.noise_images[found.cell.model]
-    key = {"weights": fingerprint(found.run, "best"), "images": count, "batch": budget.batch}
+    key = {"weights": found.run.fingerprint(), "images": count, "batch": budget.batch}
     key |= {"samples": budget.samples, "method": "weights"}
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
     best.safetensors   the network at the epoch with the lowest validation NLL
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
+    validation.safetensors, calibration.json   the validation record; see :mod:`dubito.runs.validation`
 
 Every file is written beside its place and then moved there, so that a run killed at any moment is whole. Weights are
 safetensors: nothing is ever unpickled.
@@ -14,13 +15,14 @@ safetensors: nothing is ever unpickled.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import refuse_existing, write_atomically
@@ -32,11 +34,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dubito.data.dataset import Dataset, DataSource
+    from dubito.runs.validation import Calibration, Validation
 
 __all__ = ["NETWORK", "DataDescription", "Run"]
 
+Part = TypeVar("Part")
+
 NETWORK = "network."
 """The prefix of the network's tensors in a checkpoint."""
+VALIDATION, CALIBRATION = "validation", "calibration.json"
+"""The two files of the validation record."""
 
 
 class Run:
@@ -167,6 +174,73 @@ class Run:
     def has_checkpoint(self, name: str) -> bool:
         """Whether `name`.safetensors exists."""
         return (self.path / f"{name}.safetensors").exists()
+
+    def fingerprint(self, checkpoint: str = "best") -> str:
+        """Tells whether weights are the same: the SHA-256 of their file."""
+        file = self.path / f"{checkpoint}.safetensors"
+        if not file.exists():
+            raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
+        digest = hashlib.sha256()
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def validation(self) -> Validation:
+        """The validation record of the best weights: predictions and labels of the images that training held out.
+
+        :func:`dubito.evaluation.validation_of` also makes a missing one from the images.
+        """
+        return self._recorded(self.find_validation())
+
+    def calibration(self) -> Calibration:
+        """What was fitted to the validation images: the part of their record that is not predictions."""
+        return self._recorded(self.find_calibration())
+
+    def _recorded(self, found: Part | None) -> Part:
+        if found is None:
+            raise RunError(
+                f"{self.path} has no validation record of its best weights; "
+                f"`dubito train --resume {self.path}` makes it from its images."
+            )
+        return found
+
+    def find_validation(self) -> Validation | None:
+        """The validation record; None if there is none of the best weights."""
+        from dubito.runs.validation import Validation
+
+        calibration = self.find_calibration()
+        if calibration is None or not self.has_checkpoint(VALIDATION):
+            return None
+        tensors, notes = self.read_checkpoint(VALIDATION)
+        if notes.get("weights") != calibration.weights:
+            return None
+        try:
+            return Validation.of(tensors, notes["samples"], calibration)
+        except (KeyError, TypeError) as error:
+            file = self.path / f"{VALIDATION}.safetensors"
+            raise RunError(f"{file} is damaged ({error}); remove it: it is made again when needed.") from None
+
+    def find_calibration(self) -> Calibration | None:
+        """What calibration.json holds; None if there is none of the best weights."""
+        from dubito.runs.validation import Calibration
+
+        file = self.path / CALIBRATION
+        if not file.exists():
+            return None
+        try:
+            found = Calibration.of(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"{file} is damaged ({reason}); remove it: it is made again when needed.") from None
+        return found if found.weights == self.fingerprint() else None
+
+    def write_validation(self, made: Validation) -> None:
+        """Keep a validation record: the JSON last, so that tensors without it are an incomplete one."""
+        notes = {"weights": made.calibration.weights, "samples": made.prediction.samples}
+        self.write_checkpoint(VALIDATION, made.tensors(), notes)
+        content = json.dumps(asdict(made.calibration), indent=2, allow_nan=False)
+        write_atomically(self.path / CALIBRATION, content + "\n")
 
     def build(self) -> nn.Module:
         """The run's network with fresh weights."""

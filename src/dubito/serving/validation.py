@@ -21,7 +21,6 @@ from dubito.data import DATASETS, cache_folder, status
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.images import held_out_images
-from dubito.evaluation.storage import fingerprint
 from dubito.evaluation.thumbnails import data_uri
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
@@ -122,7 +121,7 @@ def find_validation(
     Each method has its own: an uncertainty that is usual for one may be rare for another.
     """
     notes: dict[str, Any] = {
-        "weights": fingerprint(model.run, model.checkpoint),
+        "weights": model.run.fingerprint(model.checkpoint),
         "method": method,
         "samples": model.samples,
         "images": images,

@@ -21,6 +21,7 @@ from torch import Tensor
 from dubito.convert import to_bayesian
 from dubito.data import DATASETS
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
+from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
 from dubito.heads import balanced_class_weights
 from dubito.models.initialization import initialize
@@ -134,7 +135,7 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         images.start = keeper.resume(module)
     remaining = config.epochs - module.start.epoch
     if remaining <= 0:
-        return run
+        return _validated(run, images, console)
     trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every), *callbacks])
     try:
         with keeper.listening(), _threads(module, images):
@@ -144,6 +145,13 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
     except NonFiniteError as error:
         kept = "The last good checkpoint is kept in" if run.has_checkpoint("last") else "No epoch was finished in"
         raise NonFiniteError(f"{error} {kept} {run.path}.") from None
+    return _validated(run, images, console)
+
+
+def _validated(run: Run, images: ImageData, console: Console | None) -> Run:
+    """The run with its validation record, so that later commands need no images."""
+    if _is_first_process() and run.find_validation() is None:
+        validate(run, images.validation_part, progress=console is None or not console.quiet)
     return run
 
 

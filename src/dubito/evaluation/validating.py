@@ -1,0 +1,143 @@
+"""Making the validation record of a run: predictions of the images that training held out, and what they calibrate.
+
+The predictor is the default one: 10 draws of the best weights with seed 0. See :mod:`dubito.runs.validation`.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from dubito.data import Dataset
+from dubito.errors import DubitoError, DubitoWarning, RunError
+from dubito.evaluation import metrics
+from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
+from dubito.evaluation.drawn import draw, joined
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.images import held_out_images
+from dubito.evaluation.noise import noisy_batches
+from dubito.evaluation.summary import measured
+from dubito.prediction import Prediction, Predictor
+from dubito.progress import progress_bar
+from dubito.runs.run import Run
+from dubito.runs.validation import Calibration, Score, Validation
+
+__all__ = ["NO_IMAGES", "SAMPLES", "SEED", "calibrate", "recorded", "validate", "validation_of"]
+
+SAMPLES, SEED = 10, 0
+"""Of the predictor whose predictions are recorded."""
+MOST_PROBABILITIES = 5_000_000
+"""Numbers of images times classes that are recorded at most; of more images, some are chosen at random."""
+BOOTSTRAP = 1000
+NO_IMAGES = torch.zeros(0, dtype=torch.uint8)
+"""Validation images are not kept: only what was predicted for them."""
+EXAMPLES = 12
+
+
+def validation_of(run: Run, *, moved: str | None = None, progress: bool = False) -> Validation:
+    """The validation record of a run, read from its folder; one that is missing is made from the images, and kept.
+
+    `moved` is where the data may be found if it is not in its place any more.
+    """
+    found = run.find_validation()
+    if found is not None:
+        return found
+    try:
+        held_out = held_out_images([run], moved)
+    except DubitoError as error:
+        raise RunError(
+            f"{run.path} has no validation record, and without its images none can be made: {error}"
+        ) from None
+    return validate(run, held_out, progress=progress)
+
+
+def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validation:
+    """Make the record from the images that training held out, and keep it in the run folder."""
+    if not len(held_out):
+        raise RunError(f"{run.path} held no images out, so there is nothing to validate it on.")
+    most = max(1, MOST_PROBABILITIES // len(held_out.class_names))
+    chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(SEED))[:most].sort().values
+    images, labels = held_out.images[chosen], held_out.labels[chosen]
+    weights = run.fingerprint()
+    with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
+        predictor = Predictor(run, SAMPLES, seed=SEED)
+        drawn = draw(predictor, noisy_batches(images, run, 0.0, 256, SEED, advance))
+    part = joined(f"{held_out.name}/validation", images, labels, [drawn])
+    shown = _examples(part.prediction, labels)
+    made = Validation(part.prediction, labels, images[shown], shown, calibrate(part, weights))
+    _keep(run, made)
+    return made
+
+
+def recorded(run: Run, validation: Validation) -> Evaluated:
+    """The record as a part of an evaluation, without images."""
+    return Evaluated(f"{run.config.data}/validation", NO_IMAGES, validation.labels, validation.prediction)
+
+
+def calibrate(part: Evaluated, weights: str = "") -> Calibration:
+    """What is fitted to predictions of labelled images that training has not seen."""
+    assert part.labels is not None
+    prediction, labels = part.prediction, part.labels
+    mistakes = int((~metrics.hits(prediction.probs, labels)).sum())
+    coverage = suitable_coverage(mistakes, len(part))
+    threshold = Conformal.fit(prediction.probs, labels, coverage, "lac").threshold
+    places = torch.linspace(0, 1, 101, dtype=torch.float64)
+    return Calibration(
+        weights=weights,
+        images=len(part),
+        samples=SAMPLES,
+        seed=SEED,
+        accuracy=1 - mistakes / len(part),
+        temperature=fit_temperature(prediction.probs, labels),
+        coverage=coverage,
+        threshold=_finite(threshold),
+        scores=_scores(part),
+        quantiles={
+            name: score.double().quantile(places).tolist() for name, score in metrics.uncertainties(prediction).items()
+        },
+    )
+
+
+def _scores(part: Evaluated) -> dict[str, Score]:
+    """How well each uncertainty finds the mistakes."""
+    found = measured(part, BOOTSTRAP, SEED)
+    names = {name: f"errors/{name}/auroc" for name in metrics.uncertainties(part.prediction)}
+    return {
+        name: Score(_finite(found[key]), tuple(map(_finite, found.interval(key))))  # type: ignore[arg-type]
+        for name, key in names.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _keep(run: Run, made: Validation) -> None:
+    try:
+        run.write_validation(made)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        warnings.warn(
+            f"{run.path} cannot be written, so its validation record is not kept.", DubitoWarning, stacklevel=4
+        )
+
+
+def _examples(prediction: Prediction, labels: Tensor) -> Tensor:
+    """Which images to show: half are certain and of different classes, a quarter has each kind of uncertainty."""
+    doubt = prediction.aleatoric + prediction.epistemic
+    sure: list[int] = []
+    for number in doubt.argsort().tolist():
+        if len(sure) < EXAMPLES // 2 and labels[number] not in labels[sure]:
+            sure.append(number)
+    doubtful: list[int] = []
+    # The share of epistemic uncertainty tells the two apart: the absolute ones are both large for the same images.
+    unsure = doubt.argsort(descending=True, stable=True)[: max(len(doubt) // 25, EXAMPLES)]
+    share = (prediction.epistemic / doubt.clamp_min(1e-12))[unsure]
+    for order in (share.argsort(stable=True), share.argsort(descending=True, stable=True)):
+        doubtful += [number for number in unsure[order].tolist() if number not in sure + doubtful][: EXAMPLES // 4]
+    return torch.tensor(sure + doubtful)
