@@ -1,4 +1,4 @@
-"""Networks by name: a registry of builders, and the three networks of the paper's appendix.
+"""Networks by name: a registry of builders, the three networks of the paper's appendix, and ResNets.
 
 >>> import dubito
 >>> model = dubito.models.build("lenet5", num_classes=10, in_channels=1)
@@ -10,7 +10,9 @@ from dubito.models.architecture import ARCHITECTURES, Architecture
 from dubito.models.building import build
 from dubito.models.initialization import initialize
 from dubito.models.network import Network
-from dubito.models.registry import Activation, Inference, Plan, names, register
+from dubito.models.parts import Activation, Norm
+from dubito.models.registry import Inference, Plan, names, register
+from dubito.models.resnet import ResNet, WideResNet
 
 __all__ = [
     "ARCHITECTURES",
@@ -18,7 +20,10 @@ __all__ = [
     "Architecture",
     "Inference",
     "Network",
+    "Norm",
     "Plan",
+    "ResNet",
+    "WideResNet",
     "build",
     "initialize",
     "names",

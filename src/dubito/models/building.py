@@ -10,8 +10,9 @@ from dubito.errors import OptionError, choose
 from dubito.heads import Head, attach_head, get_head
 from dubito.layers import BayesianOptions, BayesLayer
 from dubito.models.initialization import initialize
+from dubito.models.parts import Activation, Norm
 from dubito.models.recipe import remembered
-from dubito.models.registry import Activation, Inference, Plan, builder
+from dubito.models.registry import Inference, Plan, builder
 
 __all__ = ["build"]
 
@@ -27,6 +28,7 @@ def build(
     activation: str = "softplus",
     head: str | Head = "softplus",
     dropout: float = 0.5,
+    norm: str = "batch",
     **bayesian: Unpack[BayesianOptions],
 ) -> nn.Module:
     """Build a network by its name, initialised so that it learns.
@@ -37,9 +39,10 @@ def build(
         in_channels: 1 for gray images, 3 for colour.
         inference: ``vi`` (Bayesian layers), ``frequentist`` (point estimates) or ``dropout`` (MC dropout).
         image_size: height and width of the images.
-        activation: ``softplus`` as in the paper, or ``relu``.
+        activation: ``softplus`` as in the paper, ``relu``, ``silu``, ...: see :class:`dubito.models.Activation`.
         head: ``softplus``, ``softmax`` or ``kendall_gal``; it becomes the network's own.
         dropout: the probability of dropping a unit, with inference ``dropout``.
+        norm: of residual networks: ``batch``, ``group`` or ``frn`` (filter response normalisation).
         bayesian: options of the Bayesian layers, with inference ``vi``.
 
     >>> import torch
@@ -58,7 +61,8 @@ def build(
     if bayesian and kind is not Inference.VI:
         raise OptionError(f"{', '.join(bayesian)} only make sense with inference='vi', but it is {inference!r}.")
     outputs, how = chosen.num_outputs(num_classes), choose(Activation, activation, "activation")
-    plan = Plan(num_classes, outputs, in_channels, image_size, kind, how, chosen, dropout, bayesian)
+    normed = choose(Norm, norm, "norm")
+    plan = Plan(num_classes, outputs, in_channels, image_size, kind, how, chosen, dropout, bayesian, normed)
     network = _finished(make(plan), plan)
     initialize(network)
     return network

@@ -11,7 +11,8 @@ from dubito.errors import ShapeError
 from dubito.heads import attach_head
 from dubito.layers import BayesConv2d, BayesLinear
 from dubito.models.architecture import ARCHITECTURES, Architecture, Convolution, MaxPooling, Row, Shape
-from dubito.models.registry import Activation, Inference, Plan, register
+from dubito.models.parts import activation_layer
+from dubito.models.registry import Inference, Plan, register
 
 __all__ = ["Network"]
 
@@ -27,7 +28,7 @@ class Network(nn.Sequential):
                 layers["flatten"] = nn.Flatten()
             layers[f"{_kind(shape.row)}{number}"] = _layer(shape, plan)
             if not isinstance(shape.row, MaxPooling) and number < len(shapes):
-                layers[f"activation{number}"] = nn.Softplus() if plan.activation is Activation.SOFTPLUS else nn.ReLU()
+                layers[f"activation{number}"] = activation_layer(plan.activation)
             if plan.inference is Inference.DROPOUT and number in table.dropout_after:
                 layers[f"dropout{number}"] = nn.Dropout(plan.dropout)
         super().__init__(layers)

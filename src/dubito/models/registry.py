@@ -21,8 +21,9 @@ from torch import nn
 from dubito.errors import OptionError, unknown
 from dubito.heads import Head
 from dubito.layers import BayesianOptions
+from dubito.models.parts import Activation, Norm
 
-__all__ = ["Activation", "Builder", "Inference", "Plan", "builder", "names", "register"]
+__all__ = ["Builder", "Inference", "Plan", "builder", "names", "register"]
 
 
 class Inference(str, Enum):
@@ -31,13 +32,6 @@ class Inference(str, Enum):
     VI = "vi"
     FREQUENTIST = "frequentist"
     DROPOUT = "dropout"
-
-
-class Activation(str, Enum):
-    """The nonlinearity after every layer but the last."""
-
-    SOFTPLUS = "softplus"
-    RELU = "relu"
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,7 @@ class Plan:
         head: how outputs become probabilities.
         dropout: the probability of dropping a unit, with inference ``dropout``.
         bayesian: options of the Bayesian layers, with inference ``vi``.
+        norm: how channels are normalised, in networks that do so.
     """
 
     num_classes: int
@@ -65,6 +60,7 @@ class Plan:
     head: Head
     dropout: float
     bayesian: BayesianOptions = field(default_factory=lambda: BayesianOptions())
+    norm: Norm = Norm.BATCH
 
 
 Builder = Callable[[Plan], nn.Module]

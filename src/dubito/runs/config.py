@@ -50,7 +50,12 @@ class TrainingConfig:
     )
     augment: bool = _setting(True, "Random crops, and flips where the data set allows them.")
     crop: int = _setting(2, "Pixels by which --augment shifts an image at most.")
-    activation: Literal["softplus", "relu"] = _setting("softplus", "Nonlinearity: softplus or relu.")
+    activation: Literal["softplus", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "tanh"] = _setting(
+        "softplus", "Nonlinearity: softplus, relu, leaky_relu, elu, gelu, silu, mish or tanh."
+    )
+    norm: Literal["batch", "group", "frn"] = _setting(
+        "batch", "How residual networks normalise: batch, group or frn (filter response)."
+    )
     head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
         "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
     )
@@ -85,6 +90,9 @@ class TrainingConfig:
     devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
     num_nodes: int = _setting(1, "Machines.")
     accelerator: str = _setting("auto", "auto, cpu, gpu or mps.")
+    precision: Literal["32", "bf16"] = _setting(
+        "32", "Numbers that layers compute with in training: 32 bits, or bf16, faster where the processor has it."
+    )
     checkpoint_minutes: float = _setting(5.0, "Minutes between checkpoints, besides one after each epoch.")
     tensorboard: bool = _setting(False, "Also write TensorBoard logs into the run folder.")
 
@@ -217,6 +225,22 @@ WIDER_NETWORKS: dict[str, dict[str, Any]] = {
     "alexnet": {"learning_rate": 1e-3, "temperature": 0.01, "clip": 3.0},
     "vgg16": {"learning_rate": 2e-4, "temperature": 0.01, "clip": 3.0},
 }
+RESIDUAL: dict[str, Any] = {
+    "activation": "relu",
+    "head": "softmax",
+    "epochs": 20,
+    "crop": 4,
+    "centralize": False,
+    "dropout": 0.1,
+}
+RESIDUAL_BY_INFERENCE: dict[str, dict[str, Any]] = {
+    "vi": {"estimator": "weight", "prior": "fan_in", "temperature": 0.05, "warmup_epochs": 5.0},
+    "frequentist": {"optimizer": "sgd", "learning_rate": 0.1, "l2": 5e-4},
+    "dropout": {"optimizer": "sgd", "learning_rate": 0.1, "l2": 5e-4},
+}
+"""Where the preset ``default`` differs for residual networks: the recipe that they are usually trained by; draws of
+weights, because the noise of ``local`` averages out before the global pooling."""
+
 """Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL. Without
 clipping AlexNet's loss jumps about once in a training of 20 epochs, which costs it an epoch or two; with it VGG16 takes
 twice the learning rate."""
@@ -240,6 +264,8 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
     if preset == "default":
         model = str(given.get("model", TrainingConfig.model))
         of_model = WIDER_NETWORKS.get(model, {})
+        if "resnet" in model:
+            of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(str(given.get("inference", "vi")), {})}
         if given.get("inference") == "dropout":
             of_model = {**of_model, **NARROW_NETWORKS.get(model, {})}
     merged = {**PRESETS[preset], **of_model, **given}

@@ -256,6 +256,7 @@ class Run:
             activation=config.activation,
             head=config.head,
             dropout=config.dropout,
+            norm=config.norm,
             **config.bayesian,
         )
 

@@ -239,6 +239,7 @@ def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.C
         callbacks=callbacks,
         logger=_tensorboard(run) if config.tensorboard else False,
         gradient_clip_val=config.clip or None,
+        precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
