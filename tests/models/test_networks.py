@@ -276,7 +276,7 @@ def test_a_few_steps_learn_a_batch(inference: str) -> None:
     [
         ({"name": "resnet"}, r"model is 'resnet', but must be one of 'lenet5', 'alexnet', 'vgg16'"),
         ({"inference": "mcmc"}, r"inference is 'mcmc', but must be one of 'vi', 'frequentist', 'dropout'"),
-        ({"activation": "tanh"}, r"activation is 'tanh'"),
+        ({"activation": "sine"}, r"activation is 'sine'"),
         ({"head": "gaussian"}, r"these networks classify"),
         ({"num_classes": 0}, r"num_classes is 0"),
         ({"dropout": 1.0}, r"dropout is 1.0"),

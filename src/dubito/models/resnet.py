@@ -6,7 +6,7 @@
 | ``resnet18``, ``resnet34``, ``resnet50`` | any images | 2-2-2-2, 3-4-6-3, 3-4-6-3 (bottlenecks) | 64 to 512 |
 | ``wide_resnet16_4`` | small images | 2 in each of 3 stages, normalised before each convolution | 64, 128, 256 |
 
-`resnet18` and larger start with a 7x7 convolution of stride 2 and pooling, or, for images of up to 64 pixels, with a 3x3
+`resnet18` and larger start with a 7x7 convolution of stride 2 and pooling; for images of up to 64 pixels, with a 3x3
 one. Parameters are named as in torchvision (``layer1.0.conv1``, ``layer2.0.downsample.0``, ``fc``), those of the wide
 network as in its authors' PyTorch code (``block1.layer.0.convShortcut``), so that public checkpoints load.
 """
