@@ -121,10 +121,25 @@ def test_batches_are_a_pure_function_of_seed_epoch_and_batch() -> None:
     assert not equal(batches(1, 2), batches(2, 2))
     # without shuffling only the augmentation is left to differ
     still = Batches(IMAGES, LABELS, 16, augment=FULL)
-    first = list(still)
+    first, second = list(still), list(still)
+    assert not equal(first, second)
+    still.set_epoch(0)
     assert equal(first, list(still))
-    still.set_epoch(1)
-    assert not equal(first, list(still))
+    assert equal(second, list(still))
+
+
+def test_a_plain_loop_sees_a_new_order_and_new_crops_in_every_epoch() -> None:
+    batches = Batches(IMAGES, LABELS, 16, shuffle=True, seed=1, augment=FULL)
+    epochs = [list(batches) for _ in range(3)]
+    for epoch, seen in enumerate(epochs):
+        batches.set_epoch(epoch)
+        assert equal(list(batches.iter_from(0)), seen)
+        assert batches.epoch == epoch  # resuming begins no epoch
+    orders = [torch.cat([labels for _, labels in epoch]) for epoch in epochs]
+    assert not torch.equal(orders[0], orders[1])
+    batches.set_epoch(0)
+    next(iter(batches))  # a loop that is left early counts too
+    assert equal(list(batches), epochs[1])
 
 
 @pytest.mark.parametrize("start", range(5))
@@ -140,6 +155,7 @@ def test_a_resumed_epoch_continues_with_the_same_batches(start: int) -> None:
 def test_an_iterator_keeps_its_epoch() -> None:
     batches = Batches(IMAGES, LABELS, 16, shuffle=True, augment=FULL)
     whole = list(batches)
+    batches.set_epoch(0)
     iterator = iter(batches)
     first = next(iterator)
     batches.set_epoch(5)
@@ -152,6 +168,7 @@ def test_the_global_random_state_is_neither_used_nor_changed() -> None:
     first = list(batches)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(123)
+    batches.set_epoch(0)
     assert equal(first, list(batches))
     torch.set_rng_state(state)
 

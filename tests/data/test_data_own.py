@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dubito.data import load, open_dataset, read_image, statistics
-from dubito.errors import DataError, OptionError
+from dubito.data import in_memory, load, open_dataset, read_image, statistics
+from dubito.errors import DataError, DubitoWarning, OptionError
 
 RNG = np.random.default_rng(0)
 
@@ -77,10 +78,10 @@ def test_training_does_not_open_a_folders_test_images(tmp_path: Path) -> None:
 
 
 def _paths(root: Path) -> tuple[list[Path], list[Path]]:
-    from dubito.data.own import ClassFolders
+    from dubito.data.listing import ClassFolders
 
     folders = ClassFolders(root)
-    return folders.paths("train")[0], folders.paths("test")[0]
+    return folders.files("train")[0], folders.files("test")[0]
 
 
 def test_gray_images_stay_gray_unless_one_has_colours(tmp_path: Path) -> None:
@@ -141,12 +142,112 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert open_dataset(tmp_path).class_names == ("bus", "train")
 
 
-def test_a_broken_image_is_named(tmp_path: Path) -> None:
-    class_folders(tmp_path, {"a": 2, "b": 2})
+def test_all_broken_images_are_named_at_once_and_left_out(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 10, "b": 10})
     train, _ = _paths(tmp_path)
+    whole = load(tmp_path, "train")
     train[0].write_bytes(b"")
-    with pytest.raises(DataError, match=rf"{train[0].name} cannot be read as an image"):
+    train[9].write_bytes(train[9].read_bytes()[:-40])
+    Image.new("RGB", (40, 40)).save(tmp_path / "a" / "x.eps")
+    (tmp_path / "a" / "x.eps").rename(train[12])  # by its content, which is never given to Pillow's EPS reader
+    broken = [train[number] for number in (0, 9, 12)]
+    with pytest.warns(DubitoWarning, match="3 of the 16 train images .* are left out") as caught:
+        rest = load(tmp_path, "train")
+    text = "".join(str(warning.message) for warning in caught)
+    assert all(f"{path} cannot be read as an image" in text for path in broken)
+    kept = [number for number in range(16) if number not in (0, 9, 12)]
+    assert torch.equal(in_memory(rest.images), in_memory(whole.images)[kept])
+    assert rest.labels.tolist() == whole.labels[kept].tolist()
+    with pytest.raises(DataError, match=r"3 of the 16 train images .* --strict refuses") as refused:
+        open_dataset(tmp_path, strict=True).train()
+    assert all(str(path) in str(refused.value) for path in broken)
+    for path in train:
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="which is all of them"):
         load(tmp_path, "train")
+
+
+def test_validation_folders_are_used_for_validation(tmp_path: Path) -> None:
+    class_folders(tmp_path / "train", {"a": 6, "b": 4})
+    class_folders(tmp_path / "test", {"a": 2, "b": 2})
+    assert open_dataset(tmp_path).validation() is None
+    class_folders(tmp_path / "val", {"a": 3, "b": 1})
+    source = open_dataset(tmp_path)
+    kept, held_out = source.parts(0.5, seed=3)
+    assert torch.bincount(kept.labels).tolist() == [6, 4]
+    assert torch.bincount(held_out.labels).tolist() == [3, 1]
+    assert len(source.test()) == 4
+    assert "10 train, 4 validation and 4 test images" in source.describe_splits()
+    shutil.rmtree(tmp_path / "test")
+    assert len(open_dataset(tmp_path).parts()[1]) == 4
+    with pytest.raises(DataError, match="has no test images, only train and validation"):
+        load(tmp_path, "test")
+    with pytest.raises(DataError, match="digits has no validation images of its own"):
+        load("digits", "validation")
+
+
+def test_a_table_of_paths_and_labels_is_data(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"x": 10, "y": 10})
+    rows = [(path.relative_to(tmp_path), "cat" if path.parent.name == "y" else "dog") for path in _sorted(tmp_path)]
+    table = tmp_path / "images.csv"
+    table.write_text("path,label\n" + "".join(f"{path},{label}\n" for path, label in rows))
+    train, test = load(table, "train"), load(table, "test")
+    assert train.class_names == ("cat", "dog")
+    assert (len(train), len(test)) == (16, 4)
+    splits = ["train"] * 5 + ["val"] * 2 + ["test"] * 3
+    lines = [f"{path},{label},{split}\n" for (path, label), split in zip(rows, splits * 2, strict=True)]
+    table.write_text("path,label,split\n" + "".join(lines))
+    source = open_dataset(table)
+    assert [len(part) for part in (*source.parts(), source.test())] == [10, 4, 6]
+    assert torch.equal(source.train().images[0], read_image(tmp_path / rows[0][0], 3))
+    assert source.train().labels.tolist() == [1] * 5 + [0] * 5
+
+
+TABLES = {
+    "columns": ("file,label\na.png,b\n", "has the columns file, label, but must have path and label"),
+    "empty": ("path,label\n", "has no rows"),
+    "hole": ("path,label\na.png,\n", "Line 2 of .* lacks a path or a label"),
+    "split": ("path,label,split\na.png,b,later\n", "has the split 'later'"),
+    "test alone": ("path,label,split\na.png,b,test\n", "has no row with the split 'train'"),
+    "class": ("path,label,split\na.png,b,train\na.png,c,test\n", "has the test class 'c'"),
+    "bytes": ("path,label\n\udcff,b\n", "cannot be read as a table"),
+}
+
+
+@pytest.mark.parametrize("fault", TABLES)
+def test_tables_that_make_no_sense_are_refused(tmp_path: Path, fault: str) -> None:
+    text, reason = TABLES[fault]
+    picture(tmp_path / "a.png")
+    (tmp_path / "own.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=reason):
+        load(tmp_path / "own.csv", "test")
+
+
+def test_a_plain_folder_serves_where_classes_do_not_matter(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 3, "b": 2})
+    picture(tmp_path / "c.png")
+    part = open_dataset(tmp_path, labelled=False, size=32, channels=1, statistics=((0.5,), (0.2,))).test()
+    assert part.images.shape == (6, 1, 32, 32)
+    assert part.mean == (0.5,)
+    (tmp_path / "test").mkdir()
+    class_folders(tmp_path / "test", {"a": 2})
+    class_folders(tmp_path / "train", {"a": 2})
+    assert len(open_dataset(tmp_path, labelled=False).test()) == 2
+
+
+def _sorted(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.png"))
+
+
+def test_the_size_of_a_folder_suits_its_images(tmp_path: Path) -> None:
+    sizes = {"small": (20, 20), "middle": (100, 130), "large": (400, 250)}
+    for name, size in sizes.items():
+        for number in range(5):
+            picture(tmp_path / name / "a" / f"{number}.jpg", size=size)
+            picture(tmp_path / name / "b" / f"{number}.jpg", size=size)
+    assert [open_dataset(tmp_path / name).size for name in sizes] == [32, 96, 224]
+    np.savez(tmp_path / "own.npz", images=np.zeros((10, 50, 70), np.uint8), labels=LABELS)
+    assert open_dataset(tmp_path / "own.npz").size == 64
 
 
 LABELS = np.arange(10) % 2
@@ -239,9 +340,9 @@ def test_files_that_are_no_npz_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match=r"own\.npz cannot be read"):
         open_dataset(path)
-    (tmp_path / "own.csv").write_text("a")
-    with pytest.raises(DataError, match=r"own\.csv is a file, but own data must be an \.npz"):
-        open_dataset(tmp_path / "own.csv")
+    (tmp_path / "own.txt").write_text("a")
+    with pytest.raises(DataError, match=r"own\.txt is a file, but own data must be an \.npz"):
+        open_dataset(tmp_path / "own.txt")
     with pytest.raises(DataError, match="does not exist"):
         open_dataset(tmp_path / "absent.npz")
     with pytest.raises(

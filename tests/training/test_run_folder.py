@@ -176,5 +176,7 @@ def test_a_run_knows_which_images_it_held_out(whole: Path) -> None:
 def test_a_run_is_described_by_its_data(whole: Path) -> None:
     run = Run.open(whole)
     train_images = run.open_data().train()
-    expected = DataDescription("digits", 1, tuple("0123456789"), train_images.mean, train_images.std, 0, 1294, 32)
+    expected = DataDescription(
+        "digits", 1, tuple("0123456789"), train_images.mean, train_images.std, 0, 1294, 32, "pad"
+    )
     assert run.data == expected

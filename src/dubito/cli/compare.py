@@ -145,7 +145,7 @@ def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
     there = []
     for name in settings["ood"]:
         try:
-            open_dataset(name)
+            open_dataset(name, labelled=False)
             there.append(name)
         except DataError:
             typer.echo(f"{name} cannot be read any more, so the new evaluation goes without it.", err=True)

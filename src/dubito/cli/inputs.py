@@ -87,18 +87,14 @@ def _in_folder(folder: Path, required: bool = True) -> list[Path]:
 
 
 def _of_file(path: Path, data: DataDescription) -> Image:
-    from dubito.data import read_image
-
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(read_image, path, data.channels, data.size, data.padding), path=path)
+    return Image(name, partial(data.read, path), path=path)
 
 
 def _of_dataset(name: str, data: DataDescription) -> Iterator[Image]:
-    from dubito.data import open_dataset, with_channels
-
-    dataset = open_dataset(name, size=data.size).test()
-    images = with_channels(dataset.images, data.channels)
+    dataset = data.open(name).test()
+    images = dataset.images
     for index, label in enumerate(dataset.labels.tolist()):
         yield Image(f"{name}/test/{index}", partial(images.__getitem__, index), dataset.class_names[label])
 

@@ -13,13 +13,14 @@ from dubito.cli.failure import Debug
 from dubito.cli.predict import require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, size
-from dubito.errors import OptionError, RunError
+from dubito.errors import OptionError
 from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module as Network
 
+    from dubito.data import Images
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]
@@ -106,21 +107,17 @@ def prune(
 class _Images:
     """Images that the run held out from its training, their labels, and a batch that it was trained on."""
 
-    held_out: Tensor
+    held_out: Images
     labels: Tensor
     training: Tensor
 
 
 def _read_images(run: Run) -> _Images:
-    from dubito.data import normalize, split_validation
+    from dubito.data import in_memory, normalize
 
-    whole = run.open_data().train()
-    kept, held_out = split_validation(whole.labels, run.config.validation_fraction, run.config.seed)
-    if len(kept) != run.data.num_data or whole.class_names != run.data.class_names:
-        raise RunError(f"{run.config.data} is not what {run.path} was trained on any more.")
-    some = kept[:: max(1, len(kept) // TRAINING_IMAGES)][:TRAINING_IMAGES]
-    training = normalize(whole.images[some], run.data.mean, run.data.std)
-    return _Images(whole.images[held_out], whole.labels[held_out], training)
+    trained, held_out = run.parts()
+    some = trained.images[:: max(1, len(trained) // TRAINING_IMAGES)][:TRAINING_IMAGES]
+    return _Images(held_out.images, held_out.labels, normalize(in_memory(some), run.data.mean, run.data.std))
 
 
 def _measure(network: Network, run: Run, images: _Images, levels: list[float], samples: int) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ from dubito.errors import OptionError
 from dubito.runs.config import NARROW_NETWORKS, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
 
 if TYPE_CHECKING:
-    from dubito.training import Run
+    from dubito.data import Dataset
+    from dubito.training import ImageData, Run
 
 __all__ = ["EXAMPLES", "train"]
 
@@ -35,6 +36,9 @@ EXAMPLES = examples(
 
 OUT_VARIABLE = "DUBITO_OUT"
 """Tells the other processes of a distributed training which folder the first one chose."""
+
+UNEVEN = 3
+"""Classes are uneven if the largest has this many times the images of the smallest."""
 
 PANELS = {
     "model": "What is trained",
@@ -123,9 +127,11 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     folder = _folder(config, out)
     if is_main_process():
         refuse_existing(folder)
-    open_dataset(config.data)  # reads nothing yet, but refuses what is none
+    source = open_dataset(config.data)  # reads nothing yet, but refuses what is none
     kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
     _say(f"Training a {kind} {config.model} on {config.data} (preset {preset}, seed {config.seed}).")
+    if splits := source.describe_splits():
+        _say(splits)
     if config.num_nodes > 1:
         place = ":".join(os.environ.get(name, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         _say(
@@ -195,12 +201,42 @@ def _announcement(config: TrainingConfig) -> Any:
         kept, held_out = len(images.train_part), len(images.validation_part)
         parameters = sum(parameter.numel() for parameter in module.network.parameters())
         classes = images.train_part.num_classes
-        _say(f"{kept:,} training and {held_out:,} validation images of {classes} classes; {parameters:,} parameters.")
+        _say(
+            f"{kept:,} training and {held_out:,} validation images of {classes} classes, {_look(images)}; "
+            f"{parameters:,} parameters."
+        )
+        if uneven := _uneven(images.train_part):
+            _say(uneven)
         if config.inference == "vi":
             exact = "the exact free energy" if config.temperature == 1 else "1 would be the exact free energy"
             _say(f"Temperature {config.temperature:g} ({exact}){_warmup(config)}, prior {config.prior}.")
 
     return LambdaCallback(on_fit_start=announce)
+
+
+def _look(images: ImageData) -> str:
+    """Size and colours of the images, and how they were made square."""
+    from dubito.data import DATASETS
+
+    data = images.describe()
+    kind = "gray" if data.channels == 1 else "colour"
+    fitted = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[data.fit]
+    own = "" if data.name in DATASETS else f", {fitted} to a square"
+    return f"{data.size} x {data.size} pixels in {kind}{own}"
+
+
+def _uneven(part: Dataset) -> str:
+    """A sentence about classes of very different numbers of images; empty if there are none."""
+    import torch
+
+    counts = torch.bincount(part.labels, minlength=part.num_classes)
+    most, least = int(counts.argmax()), int(counts.argmin())
+    if counts[most] < UNEVEN * counts[least]:
+        return ""
+    return (
+        f"The classes are uneven: {counts[most]:,} images of {part.class_names[most]}, {counts[least]:,} of "
+        f"{part.class_names[least]}; --class-weights balanced gives each class the same weight."
+    )
 
 
 def _warmup(config: TrainingConfig) -> str:

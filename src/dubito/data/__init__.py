@@ -14,12 +14,15 @@
 
 from __future__ import annotations
 
-from dubito.data.batches import Augmentation, Batches, crop_and_flip
+from dubito.data.augmentation import Augmentation, PhotoAugmentation, crop_and_flip
+from dubito.data.batches import Batches
 from dubito.data.dataset import Dataset, DataSource, load, open_dataset, statistics
 from dubito.data.download import Status, cache_folder, fetch, status
-from dubito.data.images import read_image, with_channels
+from dubito.data.fitting import Fit
+from dubito.data.images import read_image
 from dubito.data.noise import add_pixel_noise
 from dubito.data.normalization import channel_constants, normalize, standardize
+from dubito.data.reading import ImageFiles, Images, in_memory, shrunk, with_channels
 from dubito.data.registry import DATASETS, IMAGE_SIZE, Archive, DataFile, DatasetInfo, dataset_info
 from dubito.data.splits import split_validation
 
@@ -33,6 +36,10 @@ __all__ = [
     "DataSource",
     "Dataset",
     "DatasetInfo",
+    "Fit",
+    "ImageFiles",
+    "Images",
+    "PhotoAugmentation",
     "Status",
     "add_pixel_noise",
     "cache_folder",
@@ -40,10 +47,12 @@ __all__ = [
     "crop_and_flip",
     "dataset_info",
     "fetch",
+    "in_memory",
     "load",
     "normalize",
     "open_dataset",
     "read_image",
+    "shrunk",
     "split_validation",
     "standardize",
     "statistics",

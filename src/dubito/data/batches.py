@@ -1,4 +1,4 @@
-"""Batches straight from memory: images stay uint8 until a whole batch is cropped, flipped and normalised at once.
+"""Batches from memory or disk: images stay uint8 until a whole batch is cropped, flipped and normalised at once.
 
 Order and augmentation are a pure function of (seed, epoch, batch index, rank), so a run that resumes at any batch sees
 the batches it would have seen, and nothing here uses or changes the global random state.
@@ -6,48 +6,45 @@ the batches it would have seen, and nothing here uses or changes the global rand
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.data.augmentation import Augmentation, PhotoAugmentation, augment
+from dubito.data.fitting import Window
 from dubito.data.normalization import channel_constants, per_channel, standardize
-from dubito.errors import DataError, OptionError, ShapeError
+from dubito.data.reading import Images, read_ahead
+from dubito.errors import DataError, DubitoWarning, OptionError, ShapeError
 
-__all__ = ["Augmentation", "Batches", "crop_and_flip", "key_seed"]
+__all__ = ["Batches", "key_seed"]
+
+AHEAD = 2
+"""Batches that are read from disk before they are wanted."""
 
 _ORDER, _AUGMENT = 0, 1
 _WORD = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes that keep the label.
-
-    `padding` black pixels are added on each side before a window of the original size is cut out at random, and with
-    `flip` half of the images are mirrored left to right.
-    """
-
-    padding: int = 4
-    flip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise OptionError(f"padding is {self.padding}, but must be 0 or more pixels.")
-
-
 class Batches:
     """An iterable of (images, labels) batches: normalised images on the device, int64 labels.
 
+    Every loop over them is an epoch of its own, with a new order and new augmentation: the first is epoch 0, or the one
+    that `set_epoch` was given, and each `iter()` begins the next. `iter_from` begins none.
+
+    Images on disk are read by threads, a few batches ahead. A file that cannot be read any more is left out of its
+    batch, with a warning.
+
     Args:
-        images: (N, C, H, W), uint8.
+        images: (N, C, H, W), uint8, or :class:`dubito.data.ImageFiles`.
         labels: (N,).
         batch_size: Images in a batch, on each rank.
         shuffle: A new order in every epoch.
         seed: Together with the epoch, decides order and augmentation.
-        augment: Random crops and flips, or None.
+        augment: Random crops and flips, or None. :class:`PhotoAugmentation` needs images on disk.
         drop_last: Leave out a last batch that is not full.
         mean, std: Of each channel, for pixels in [0, 1]; None leaves pixels in [0, 1].
         dtype: Of the images that come out.
@@ -60,6 +57,8 @@ class Batches:
     >>> batches.set_epoch(3)
     >>> [len(labels) for _, labels in batches]
     [4, 4, 2]
+    >>> batches.epoch
+    4
     >>> resumed = batches.iter_from(2)
     >>> torch.equal(next(resumed)[1], list(batches)[2][1])
     True
@@ -67,13 +66,13 @@ class Batches:
 
     def __init__(
         self,
-        images: Tensor,
+        images: Images,
         labels: Tensor,
         batch_size: int = 128,
         *,
         shuffle: bool = False,
         seed: int = 0,
-        augment: Augmentation | None = None,
+        augment: Augmentation | PhotoAugmentation | None = None,
         drop_last: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -88,13 +87,15 @@ class Batches:
             raise ShapeError(f"labels are {tuple(labels.shape)}, but {len(images)} images need ({len(images)},).")
         if len(images) == 0:
             raise DataError("there are no images to make batches of.")
+        if isinstance(augment, PhotoAugmentation) and isinstance(images, Tensor):
+            raise OptionError("augment is a PhotoAugmentation, which needs images on disk, but these are in memory.")
         if batch_size < 1:
             raise OptionError(f"batch_size is {batch_size}, but must be at least 1.")
         if not 0 <= rank < world_size:
             raise OptionError(f"rank is {rank}, but must be from 0 to world_size - 1 = {world_size - 1}.")
         if seed < 0:
             raise OptionError(f"seed is {seed}, but must be 0 or more.")
-        self.images = images.contiguous()
+        self.images = images.contiguous() if isinstance(images, Tensor) else images
         self.labels = labels.to(torch.int64)
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -129,13 +130,15 @@ class Batches:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the iterators that are made from now on."""
+        """Set the epoch of the next loop, and of `iter_from`."""
         if epoch < 0:
             raise OptionError(f"epoch is {epoch}, but must be 0 or more.")
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.iter_from(0)
+        batches = self.iter_from(0)
+        self.epoch += 1
+        return batches
 
     def iter_from(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The current epoch from batch number `batch` on; the skipped ones cost nothing."""
@@ -158,71 +161,61 @@ class Batches:
         return order[: self.num_images]
 
     def _batches(self, first: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self.order(epoch).to(self.images.device)
-        in_order = not self.shuffle and self.world_size == 1
-        for batch in range(first, len(self)):
-            start, end = batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_images)
-            if in_order:  # a view is enough
-                images, labels = self.images[start:end], self.labels[start:end]
-            else:
-                index = order[start:end]
-                images = self.images.index_select(0, index)
-                labels = self.labels.index_select(0, index.to(self.labels.device))
+        if isinstance(self.images, Tensor):
+            found = self._in_memory(self.images, first, epoch)
+        else:
+            found = self._on_disk(first, epoch)
+        for batch, (images, labels) in enumerate(found, start=first):
             images = images.to(self.device, non_blocking=True)
-            if self.augment is not None:
-                generator = _generator(self.seed, epoch, _AUGMENT, batch, self.rank)
-                images = _augment(images, self.augment, generator)
+            if isinstance(self.augment, Augmentation):
+                images = augment(images, self.augment, self._generator(epoch, batch))
             images = standardize(images, self._shift, self._scale, self.dtype)
             yield images, labels.to(self.device, non_blocking=True)
 
+    def _in_memory(self, whole: Tensor, first: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.order(epoch).to(whole.device)
+        in_order = not self.shuffle and self.world_size == 1
+        for batch in range(first, len(self)):
+            part = self._part(batch)
+            if in_order:  # a view is enough
+                yield whole[part], self.labels[part]
+            else:
+                index = order[part]
+                yield whole.index_select(0, index), self.labels.index_select(0, index.to(self.labels.device))
 
-def _augment(images: Tensor, augment: Augmentation, generator: torch.Generator) -> Tensor:
-    """Draw offsets and flips on the CPU, so that every device sees the same, and apply them."""
-    count = len(images)
-    offsets = torch.randint(0, 2 * augment.padding + 1, (2, count), generator=generator)
-    flips = torch.rand(count, generator=generator) < 0.5
-    return crop_and_flip(images, augment.padding, offsets[0], offsets[1], flips if augment.flip else None)
+    def _on_disk(self, first: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each image is read with its own window, which its place in the epoch decides: workers change nothing."""
+        assert not isinstance(self.images, Tensor)
+        order = self.order(epoch)
 
+        def tasks() -> Iterator[tuple[int, Window | None]]:
+            for batch in range(first, len(self)):
+                index = order[self._part(batch)].tolist()
+                windows: Sequence[Window | None] = [None] * len(index)
+                if isinstance(self.augment, PhotoAugmentation):
+                    windows = self.augment.windows(len(index), self._generator(epoch, batch))
+                yield from zip(index, windows, strict=True)
 
-def crop_and_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, flips: Tensor | None = None) -> Tensor:
-    """Cut a window out of each zero-padded image at (top, left), then mirror those that `flips` marks.
+        results = read_ahead(self.images.try_pixels, tasks(), self.images.workers, AHEAD * self.batch_size)
+        for batch in range(first, len(self)):
+            index = order[self._part(batch)]
+            found = list(islice(results, len(index)))
+            errors = [result for result in found if isinstance(result, DataError)]
+            if len(errors) == len(found):
+                raise errors[0]
+            for error in errors:
+                warnings.warn(f"{error} It is left out of its batch.", DubitoWarning, stacklevel=2)
+            images = [result for result in found if not isinstance(result, DataError)]
+            readable = torch.tensor([not isinstance(result, DataError) for result in found])
+            yield torch.from_numpy(np.stack(images)), self.labels[index[readable].to(self.labels.device)]
 
-    Every image row is a contiguous run of bytes in the padded batch, so an overlapping view of all such runs turns
-    the whole batch into a single index_select of rows.
+    def _part(self, batch: int) -> slice:
+        """Where a batch lies in the order of the epoch."""
+        return slice(batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_images))
 
-    >>> image = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 2, 2)
-    >>> crop_and_flip(image, 1, torch.tensor([0]), torch.tensor([1]), torch.tensor([True])).flatten().tolist()
-    [0, 0, 1, 0]
-    """
-    count, channels, height, width = images.shape
-    tall, wide = height + 2 * padding, width + 2 * padding
-    padded = images.new_zeros(count, channels, tall, wide)
-    inside = padded[:, :, padding : padding + height, padding : padding + width]
-    place = torch.arange(count)  # of each image in the padded batch
-    top, left = top.cpu(), left.cpu()
-    if flips is None:
-        inside.copy_(images)
-    else:
-        # Straight images first, mirrored ones behind them: two large copies instead of a choice for every pixel.
-        flips = flips.cpu()
-        order = torch.argsort(flips.to(torch.uint8), stable=True)
-        place[order] = torch.arange(count)
-        straight = count - int(flips.sum())
-        index = order.to(images.device)
-        inside[:straight] = images.index_select(0, index[:straight])
-        inside[straight:] = images.index_select(0, index[straight:]).flip(-1)
-        left = torch.where(flips, 2 * padding - left, left)  # the window's place in the mirrored image
-    runs = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
-    first = (place * (channels * tall) + top) * wide + left
-    rows = first.to(images.device)[:, None] + _row_offsets(channels, height, tall, wide, images.device)
-    return runs.index_select(0, rows.view(-1)).view(count, channels, height, width)
-
-
-@lru_cache(maxsize=16)
-def _row_offsets(channels: int, height: int, tall: int, wide: int, device: torch.device) -> Tensor:
-    """Where the rows of a window lie, counted from its first pixel, in images of `tall` x `wide` pixels."""
-    planes = torch.arange(channels, device=device)[:, None] * tall
-    return ((planes + torch.arange(height, device=device)) * wide).view(1, -1)
+    def _generator(self, epoch: int, batch: int) -> torch.Generator:
+        """The random numbers of a batch's augmentation, drawn on the CPU so that every device sees the same."""
+        return _generator(self.seed, epoch, _AUGMENT, batch, self.rank)
 
 
 def key_seed(*key: int) -> int:

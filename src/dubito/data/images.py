@@ -1,9 +1,10 @@
-"""From image files and pixels to tensors of one size: every format that Pillow reads becomes bytes (C, size, size)."""
+"""From image files and pixels to tensors of one size: files of the usual formats become bytes (C, size, size)."""
 
 from __future__ import annotations
 
+import math
 import os
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -12,34 +13,59 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dubito.data.fitting import Fit, Window, box, check_fit, fitted, least_scale
 from dubito.data.registry import IMAGE_SIZE
 from dubito.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "is_gray", "read_image", "resize", "resize_all", "with_channels"]
+__all__ = [
+    "FORMATS",
+    "IMAGE_SUFFIXES",
+    "MAX_PIXELS",
+    "FileFacts",
+    "inspect_image",
+    "is_image_file",
+    "read_image",
+    "read_pixels",
+    "resize_all",
+]
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm"}
 )
 """Endings by which a folder's images are told from its other files."""
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""What is read, by the file's content. Pillow knows more, among them EPS, which starts another program."""
+
 MAX_PIXELS = 89_478_485
 """Larger images are refused as decompression bombs (Pillow's own threshold: a quarter of a GiB at three bytes)."""
 
 _GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 
+_ORIENTATION = 0x0112
+
+Source = str | os.PathLike[str] | BinaryIO
+
 
 def read_image(
-    source: str | os.PathLike[str] | BinaryIO, channels: int, size: int = IMAGE_SIZE, padding: int = 0
+    source: Source,
+    channels: int,
+    size: int = IMAGE_SIZE,
+    padding: int = 0,
+    fit: Fit = "crop",
+    window: Window | None = None,
 ) -> Tensor:
     """An image file as a uint8 tensor of shape (channels, size, size).
 
     The first frame counts, the EXIF orientation is honoured, transparency is laid over white, 16-bit values are
-    scaled to 8 bits, and colour becomes gray or gray colour as `channels` (1 or 3) asks. The image is resized, whatever
-    its proportions, to `size - 2 * padding` and framed by `padding` black pixels, as the MNIST family is; one that
-    already is `size` x `size` stays as it is.
+    scaled to 8 bits, and colour becomes gray or gray colour as `channels` (1 or 3) asks. `fit` says what becomes of
+    the proportions: ``crop`` takes the largest square in the middle, ``pad`` adds black to the shorter sides,
+    ``stretch`` changes them. The result has `size - 2 * padding` pixels a side and is framed by `padding` black ones,
+    as the MNIST family is; an image that already is `size` x `size` stays as it is. Training gives a `window`, the
+    random part of the image to take.
 
     >>> import io
     >>> from PIL import Image
@@ -49,32 +75,67 @@ def read_image(
     >>> image.shape, image[:, 0, 0].tolist()
     (torch.Size([3, 32, 32]), [255, 0, 0])
     """
+    return torch.from_numpy(read_pixels(source, channels, size, padding, fit, window))
+
+
+def read_pixels(
+    source: Source, channels: int, size: int, padding: int = 0, fit: Fit = "crop", window: Window | None = None
+) -> npt.NDArray[np.uint8]:
+    """What :func:`read_image` gives, as an array: in threads that read, torch would start threads of its own."""
     if channels not in (1, 3):
         raise OptionError(f"channels is {channels}, but must be 1 (gray) or 3 (colour).")
-    name = str(source) if isinstance(source, (str, os.PathLike)) else str(getattr(source, "name", "the image"))
-    picture = _decode(source, name)
+    check_fit(fit)
+    picture = _decode(source, _name(source), size - 2 * padding, fit, window)
     mode = "L" if channels == 1 else "RGB"
-    return resize(picture if picture.mode == mode else picture.convert(mode), size, padding)
+    return fitted(picture if picture.mode == mode else picture.convert(mode), size, padding, fit, window)
 
 
-def resize(picture: Picture, size: int = IMAGE_SIZE, padding: int = 0) -> Tensor:
-    """An L or RGB picture as (C, size, size): bilinear with antialiasing, framed by `padding` black pixels."""
-    from PIL import Image
-
-    inner = size - 2 * padding
-    if picture.size == (size, size):
-        inner, padding = size, 0
-    if picture.size != (inner, inner):
-        picture = picture.resize((inner, inner), Image.Resampling.BILINEAR)
-    pixels = np.array(picture, dtype=np.uint8)
-    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    image = torch.zeros(len(pixels), size, size, dtype=torch.uint8)
-    image[:, padding : padding + inner, padding : padding + inner] = torch.from_numpy(pixels.copy())
-    return image
+def _name(source: Source) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return str(source)
+    return str(getattr(source, "name", "the image"))
 
 
-def resize_all(pixels: npt.NDArray[np.uint8], size: int, padding: int = 0) -> Tensor:
-    """Images (N, C, H, W) of bytes as (N, C, size, size), each treated as `resize` does it.
+@dataclass(frozen=True)
+class FileFacts:
+    """What an image file says of itself: width and height in pixels, and whether it has no colours by its format."""
+
+    width: int
+    height: int
+    gray: bool
+
+
+def inspect_image(path: str | os.PathLike[str]) -> FileFacts:
+    """The facts of a file that can be read; a DataError says why it cannot.
+
+    Cheaper than reading it: a JPEG is decoded at an eighth of its size, and of a PNG the checksums are compared.
+    """
+    name = str(path)
+    _require_file(path, name)
+    try:
+        with _open(path) as picture:
+            _refuse_bomb(picture, name)
+            facts = FileFacts(picture.width, picture.height, picture.mode in _GRAY_MODES)
+            if picture.format == "PNG":
+                picture.verify()
+            else:
+                picture.draft(None, (1, 1))
+                picture.load()
+            return facts
+    except DataError:
+        raise
+    except Exception as error:
+        raise _unreadable(name, error) from error
+
+
+def is_image_file(path: Path, folder: Path) -> bool:
+    """Whether a file below `folder` is an image by its ending, and not hidden."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden and path.is_file()
+
+
+def resize_all(pixels: npt.NDArray[np.uint8], size: int, padding: int = 0, fit: Fit = "crop") -> Tensor:
+    """Images (N, C, H, W) of bytes as (N, C, size, size), each treated as :func:`fitted` does it.
 
     >>> resize_all(np.full((2, 1, 28, 28), 9, np.uint8), size=32, padding=2)[0, 0, :3, 16].tolist()
     [0, 0, 9]
@@ -91,59 +152,30 @@ def resize_all(pixels: npt.NDArray[np.uint8], size: int, padding: int = 0) -> Te
         return images
     for index, image in enumerate(pixels):
         plane = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-        images[index] = resize(Image.fromarray(np.ascontiguousarray(plane)), size, padding)
+        images.numpy()[index] = fitted(Image.fromarray(np.ascontiguousarray(plane)), size, padding, fit)
     return images
 
 
-def with_channels(images: Tensor, channels: int) -> Tensor:
-    """Gray uint8 images (N, C, H, W) as colour or colour as gray, as Pillow does it with files.
-
-    >>> with_channels(torch.full((1, 3, 1, 1), 7, dtype=torch.uint8), 1)
-    tensor([[[[7]]]], dtype=torch.uint8)
-    """
-    if images.shape[1] == channels:
-        return images
-    if channels == 3:
-        return images.expand(-1, 3, -1, -1).contiguous()
-    weights = torch.tensor([19595, 38470, 7471]).view(1, 3, 1, 1)  # ITU-R 601-2, in 16 bits
-    parts = [((part.int() * weights).sum(1, keepdim=True) + 0x8000 >> 16).byte() for part in images.split(1000)]
-    return torch.cat(parts)
-
-
-def is_gray(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's image has no colours by its format; reads the header only."""
-
-    try:
-        with _open(path) as picture:
-            return picture.mode in _GRAY_MODES
-    except Exception as error:
-        raise _unreadable(str(path), error) from error
-
-
-def _open(source: str | os.PathLike[str] | BinaryIO) -> Picture:
-    """Pillow's lazy picture, without its warning about sizes that are refused here anyway."""
+def _open(source: Source) -> Picture:
+    """Pillow's lazy picture, of which only the header has been read."""
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(source)
+    return Image.open(source, formats=FORMATS)
 
 
-def _decode(source: str | os.PathLike[str] | BinaryIO, name: str) -> Picture:
-    """The first frame, upright, as L or RGB.
+def _decode(source: Source, name: str, size: int, fit: Fit, window: Window | None) -> Picture:
+    """The first frame, upright, as L or RGB; a JPEG at an eighth to the whole of its size, as `size` pixels need.
 
     Pillow's decoders raise nearly anything on bytes that lie about themselves, hence the broad handler.
     """
     from PIL import ImageOps
 
-    if isinstance(source, (str, os.PathLike)) and not Path(source).is_file():
-        reason = "is a folder, but must be an image file" if Path(source).is_dir() else "does not exist"
-        raise DataError(f"{name} {reason}.")
+    _require_file(source, name)
     try:
         with _open(source) as picture:
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise DataError(f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS} are read; shrink it.")
+            _refuse_bomb(picture, name)
+            scale = least_scale(size, box(*_upright_size(picture), fit, window))
+            picture.draft(None, tuple(math.ceil(side * scale) for side in picture.size))  # only JPEG can
             picture.load()
             upright = ImageOps.exif_transpose(picture)
             return _eight_bits(upright, name)
@@ -151,6 +183,24 @@ def _decode(source: str | os.PathLike[str] | BinaryIO, name: str) -> Picture:
         raise
     except Exception as error:
         raise _unreadable(name, error) from error
+
+
+def _upright_size(picture: Picture) -> tuple[int, int]:
+    """Width and height after the turn that the EXIF orientation asks for."""
+    lying = picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    return (picture.height, picture.width) if lying else picture.size
+
+
+def _require_file(source: Source, name: str) -> None:
+    if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
+        reason = "is a folder, but must be an image file" if os.path.isdir(source) else "does not exist"
+        raise DataError(f"{name} {reason}.")
+
+
+def _refuse_bomb(picture: Picture, name: str) -> None:
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise DataError(f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS} are read; shrink it.")
 
 
 def _eight_bits(picture: Picture, name: str) -> Picture:
@@ -188,7 +238,7 @@ def _unreadable(name: str, error: Exception) -> DataError:
 
     if isinstance(error, UnidentifiedImageError):
         reason = "it is in no known image format"
-    elif isinstance(error, Image.DecompressionBombError):
+    elif isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         reason = f"it has more than the {MAX_PIXELS} pixels that are read"
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror

@@ -1,11 +1,13 @@
-"""The user's own images: a folder with a sub-folder for each class, or an .npz of arrays."""
+"""The user's own images: files that a listing names, or an .npz of arrays."""
 
 from __future__ import annotations
 
 import os
+import statistics
+import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,74 +17,110 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dubito.data.images import IMAGE_SUFFIXES, is_gray, read_image, resize_all
+from dubito.data.fitting import Fit
+from dubito.data.images import FileFacts, inspect_image, resize_all
+from dubito.data.listing import TEST_FRACTION, Listing
+from dubito.data.reading import WORKERS, ImageFiles, Images, read_ahead, with_channels
 from dubito.data.registry import Split
 from dubito.data.splits import split_validation
-from dubito.errors import DataError
+from dubito.errors import DataError, DubitoWarning
+from dubito.progress import progress_bar
 
-__all__ = ["TEST_FRACTION", "ClassFolders", "NumpyArchive"]
+__all__ = ["SMALL_SIZE", "ListedFiles", "NumpyArchive", "natural_size"]
 
-TEST_FRACTION = 0.2
-"""The share of images that become the test split of data that has none of its own."""
+LARGEST_NATURAL_SIZE, STEP = 224, 32
+SMALL_SIZE = 64
+"""Images of up to this many pixels a side are small: they are kept in memory, if all together are no more than ..."""
+MEMORY = 500_000_000
+"""... this many bytes."""
+SHOWN = 100
+"""Unreadable files that are listed by name."""
 
 
-class ClassFolders:
-    """Images in a folder with a sub-folder per class, or with `train` and `test` folders of that kind.
+def natural_size(sides: Iterable[int]) -> int:
+    """The size of images whose shorter sides have these pixels: 224, or less where most are smaller.
 
-    Without a `test` folder, a fifth of the images, drawn by `seed` from each class, is the test split. Whether images
-    are gray or coloured is decided by the training images alone; a split's files are opened when it is read.
+    >>> natural_size([300, 240, 600]), natural_size([28, 28, 28]), natural_size([100, 90, 3000])
+    (224, 32, 96)
+    """
+    typical = statistics.median_low(sides)
+    return min(max(STEP * round(typical / STEP), STEP), LARGEST_NATURAL_SIZE)
+
+
+class ListedFiles:
+    """Image files of a listing: each is looked at before its split is read, and those that cannot be read are left out.
+
+    Whether images are gray or coloured, and their size, are decided by the training images alone; the files of
+    another split are not opened before it is read.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], seed: int = 0) -> None:
-        self.folder = Path(folder)
-        self.seed = seed
-        train, test = self.folder / "train", self.folder / "test"
-        has_train, has_test = _holds_folders(train), _holds_folders(test)
-        if has_train != has_test:
-            there, lacking = ("train", "test") if has_train else ("test", "train")
-            raise DataError(
-                f"{self.folder} has a folder {there!r} with classes but no such folder {lacking!r}; add it, or give "
-                f"{self.folder / there} itself to have it split."
-            )
-        self._roots: dict[Split, Path] = {"train": train, "test": test} if has_train else {}
-        self.class_names = tuple(folder.name for folder in _class_folders(self._roots.get("train", self.folder)))
+    def __init__(self, listing: Listing, *, strict: bool = False, workers: int = WORKERS) -> None:
+        self.listing = listing
+        self.strict = strict
+        self.workers = workers
+        self.class_names = listing.class_names
+        self.left_out: dict[Split, list[str]] = {}
+        self._inspected: dict[Split, tuple[list[str], Tensor, list[FileFacts]]] = {}
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the data has validation images of its own."""
+        return "validation" in self.listing.splits
 
     @cached_property
     def channels(self) -> int:
         """1 if every training image is gray by its format, else 3."""
-        return 1 if all(is_gray(path) for path in self.paths("train")[0]) else 3
+        return 1 if all(facts.gray for facts in self._look("train")[2]) else 3
 
-    def paths(self, split: Split) -> tuple[list[Path], Tensor]:
-        """The files of a split in a fixed order, and their labels."""
-        if self._roots:
-            return self._listed(self._roots[split])
-        paths, labels = self._listed(self.folder)
-        train, test = split_validation(labels, TEST_FRACTION, self.seed)
-        chosen = train if split == "train" else test
-        return [paths[index] for index in chosen.tolist()], labels[chosen]
+    @cached_property
+    def natural_size(self) -> int:
+        """The size that suits the training images."""
+        return natural_size(min(facts.width, facts.height) for facts in self._look("train")[2])
 
-    def read(self, split: Split, size: int) -> tuple[Tensor, Tensor]:
-        """Images (N, C, size, size) and labels (N,) of a split."""
-        paths, labels = self.paths(split)
-        images = torch.empty(len(paths), self.channels, size, size, dtype=torch.uint8)
-        for index, path in enumerate(paths):
-            images[index] = read_image(path, self.channels, size)
-        return images, labels
+    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
+        """Images (N, C, size, size) and labels (N,) of a split; small images are in memory, others on disk."""
+        paths, labels, _ = self._look(split)
+        files = ImageFiles(paths, channels, size, fit=fit, workers=self.workers)
+        small = size <= SMALL_SIZE and files.shape.numel() <= MEMORY
+        return (files.read() if small else files), labels
 
-    def _listed(self, root: Path) -> tuple[list[Path], Tensor]:
-        paths: list[Path] = []
-        labels: list[int] = []
-        for folder in _class_folders(root):
-            if folder.name not in self.class_names:
-                raise DataError(f"{folder} is a class that the training images do not have; remove or rename it.")
-            files = sorted(path for path in folder.rglob("*") if _is_image(path, folder))
-            if not files and root != self._roots.get("test"):
-                raise DataError(f"{folder} holds no images; add some ({_suffixes()}) or remove the folder.")
-            paths += files
-            labels += [self.class_names.index(folder.name)] * len(files)
-        if not paths:
-            raise DataError(f"{root} holds no images; put some ({_suffixes()}) into a folder for each class.")
-        return paths, torch.tensor(labels)
+    def _look(self, split: Split) -> tuple[list[str], Tensor, list[FileFacts]]:
+        """The readable files of a split, their labels, and what they say of themselves."""
+        if split not in self._inspected:
+            self.listing.require(split)
+            paths, labels = self.listing.files(split)
+            with progress_bar(f"Looking at the {split} images", len(paths), shown=len(paths) > 1000) as advance:
+                found = []
+                for facts in read_ahead(_facts_or_error, paths, max(self.workers, os.cpu_count() or 1)):
+                    found.append(facts)
+                    advance()
+            errors = [str(facts) for facts in found if isinstance(facts, DataError)]
+            self.left_out[split] = errors
+            self._tell(split, errors, len(paths))
+            good = [number for number, facts in enumerate(found) if isinstance(facts, FileFacts)]
+            readable = [facts for facts in found if isinstance(facts, FileFacts)]
+            self._inspected[split] = [os.fspath(paths[number]) for number in good], labels[good], readable
+        return self._inspected[split]
+
+    def _tell(self, split: Split, errors: list[str], total: int) -> None:
+        """Warn about all files that cannot be read, or refuse them."""
+        if not errors:
+            return
+        what = f"{len(errors):,} of the {total:,} {split} images of {self.listing.place} cannot be read"
+        more = [f"... and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
+        names = "\n".join(f"  {line}" for line in [*errors[:SHOWN], *more])
+        if len(errors) == total:
+            raise DataError(f"{what}, which is all of them:\n{names}")
+        if self.strict:
+            raise DataError(f"{what}, which --strict refuses:\n{names}")
+        warnings.warn(f"{what} and are left out:\n{names}", DubitoWarning, stacklevel=5)
+
+
+def _facts_or_error(path: Path) -> FileFacts | DataError:
+    try:
+        return inspect_image(path)
+    except DataError as error:
+        return error
 
 
 class NumpyArchive:
@@ -92,6 +130,8 @@ class NumpyArchive:
     read when their split is asked for. Without test arrays, a fifth of the images, drawn by `seed` from each class,
     is the test split.
     """
+
+    has_validation = False
 
     def __init__(self, path: str | os.PathLike[str], seed: int = 0) -> None:
         self.path = Path(path)
@@ -133,7 +173,13 @@ class NumpyArchive:
         """1 or 3, by the shape of the training images."""
         return _channels_first(self._array(self._keys["train"][0]), self._where(self._keys["train"][0])).shape[1]
 
-    def read(self, split: Split, size: int) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def natural_size(self) -> int:
+        """The size that suits the training images."""
+        key = self._keys["train"][0]
+        return natural_size([min(_channels_first(self._array(key), self._where(key)).shape[2:])])
+
+    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
         """Images (N, C, size, size) and labels (N,) of a split."""
         image_key, label_key = self._keys[split]
         labels = self._labels(label_key)
@@ -154,7 +200,8 @@ class NumpyArchive:
                 f"{self._where(image_key)} has {images.shape[1]} channels, but the training images have "
                 f"{self.channels}."
             )
-        return resize_all(_to_bytes(images, self._where(image_key)), size), labels
+        pixels = resize_all(_to_bytes(images, self._where(image_key)), size, fit=fit)
+        return with_channels(pixels, channels), labels
 
     def _labels(self, key: str) -> Tensor:
         labels = self._array(key)
@@ -220,27 +267,6 @@ def _to_bytes(images: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8]:
             f"{where} has floats from {images.min():g} to {images.max():g}, but floats must lie in [0, 1]; scale them."
         )
     return np.rint(images * 255).astype(np.uint8)
-
-
-def _class_folders(root: Path) -> list[Path]:
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
-        raise DataError(f"{root} has no sub-folders, but must have one for each class, with its images in it.")
-    return folders
-
-
-def _holds_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
-
-
-def _is_image(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden and path.is_file()
-
-
-def _suffixes() -> str:
-    common: Sequence[str] = ("png", "jpg", "bmp", "gif", "webp", "tiff")
-    return ", ".join(common)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from dubito.data.fitting import Fit
 from dubito.errors import OptionError, unknown
 
 __all__ = ["DATASETS", "IMAGE_SIZE", "Archive", "DataFile", "DatasetInfo", "Format", "Split", "dataset_info"]
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 Format = Literal["embedded", "idx", "cifar10", "cifar100"]
 
 IMAGE_SIZE = 32
@@ -63,6 +64,8 @@ class DatasetInfo:
     """Height and width of the images that are given to a network."""
     padding: int = 0
     """Black pixels that were added on each side of the original image to make it `size` x `size`."""
+    fit: Fit = "crop"
+    """How files of other proportions are made square for a network that was trained on this data set."""
     folder: str = ""
     """The folder that holds the files, in a mirror and in the cache."""
     files: tuple[DataFile, ...] = ()
@@ -133,6 +136,7 @@ _TABLE = (
         std=(0.323546,),
         flip=False,
         flip_reason="a mirrored digit is no digit, or another one",
+        fit="pad",
         homepage="https://archive.ics.uci.edu/dataset/80",
     ),
     DatasetInfo(
@@ -147,6 +151,7 @@ _TABLE = (
         std=(0.275217,),
         flip=False,
         flip_reason="a mirrored digit is no digit, or another one",
+        fit="pad",
         padding=2,
         folder="mnist",
         files=_idx_files(
@@ -180,6 +185,7 @@ _TABLE = (
         mean=(0.219,),
         std=(0.331811,),
         flip=True,
+        fit="pad",
         flip_reason="clothes are symmetric or, like shoes, come in left and right",
         padding=2,
         folder="fashion-mnist",

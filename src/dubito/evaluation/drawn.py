@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dubito.data import Images
 from dubito.evaluation.evaluated import Evaluated
 from dubito.prediction import Prediction, Predictor, decompose, pool
 
@@ -38,7 +39,7 @@ def draw(predictor: Predictor, batches: Iterable[Tensor]) -> Drawn:
     return Drawn(together, found, unit)
 
 
-def joined(name: str, images: Tensor, labels: Tensor | None, members: Sequence[Drawn]) -> Evaluated:
+def joined(name: str, images: Images, labels: Tensor | None, members: Sequence[Drawn]) -> Evaluated:
     """The mixture of the members' draws."""
     return Evaluated(
         name=name,

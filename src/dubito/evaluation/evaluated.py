@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dubito.data import Images
 from dubito.evaluation.intervals import units_of
 from dubito.prediction import Prediction, decompose, pool
 
@@ -20,7 +21,7 @@ class Evaluated:
 
     Attributes:
         name: data set and part, such as ``cifar10/test``.
-        images: (N, C, H, W), uint8, with as many channels as the network takes.
+        images: (N, C, H, W), uint8, with as many channels as the network takes; those of a folder stay on disk.
         labels: (N,) true classes; None for images of other classes (out of distribution).
         prediction: of all draws.
         draws: (T, N, classes) the probabilities of each draw, float32; None where they were not kept.
@@ -29,7 +30,7 @@ class Evaluated:
     """
 
     name: str
-    images: Tensor
+    images: Images
     labels: Tensor | None
     prediction: Prediction
     draws: Tensor | None = None

@@ -95,10 +95,10 @@ def evaluate(
     opened = _open(networks)
     facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
     for name in ood:
-        open_dataset(name)
+        open_dataset(name, labelled=False)
     test = own_test_images(opened[0], data)
     held_out = _held_out(opened, data, options, checkpoint)
-    strange = {name: test_images(name, opened[0]) for name in dict.fromkeys(ood)}
+    strange = {name: test_images(name, opened[0], labelled=False) for name in dict.fromkeys(ood)}
     if place_of(test.name) in map(place_of, strange):
         raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
     chosen = _some(len(test), noise_images, seed)
@@ -106,7 +106,7 @@ def evaluate(
     if isinstance(held_out, Dataset):
         jobs["validation"] = _Job(held_out, f"{held_out.name}/validation")
     jobs |= {f"ood/{name}": _Job(part, f"{name}/test", labelled=False) for name, part in strange.items()}
-    jobs |= {f"noise/{gamma!r}": _Job(_take(test, chosen), test.name, gamma) for gamma in noise if gamma > 0}
+    jobs |= {f"noise/{gamma!r}": _Job(test.part(chosen), test.name, gamma) for gamma in noise if gamma > 0}
 
     found, forward = _predict_jobs(opened, jobs, checkpoint, options)
     found["validation"] = (
@@ -317,10 +317,6 @@ def _some(count: int, wanted: int | None, seed: int) -> Tensor:
     """Sorted numbers of at most `wanted` of `count` images, chosen at random."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[:wanted].sort().values
-
-
-def _take(part: Dataset, index: Tensor) -> Dataset:
-    return Dataset(part.images[index], part.labels[index], part.class_names, part.name, part.mean, part.std)
 
 
 def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from dubito.data import in_memory, shrunk
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
 from dubito.evaluation.style import COLUMN
-from dubito.evaluation.thumbnails import choose_points
+from dubito.evaluation.thumbnails import THUMBNAIL, choose_points
 from dubito.layers import BayesLayer
 
 __all__ = [
@@ -241,7 +242,7 @@ def points(evaluation: Evaluation) -> Points:
         return torch.cat([getattr(part.prediction, name)[index] for part, index in parts])
 
     return Points(
-        images=torch.cat([part.images[index] for part, index in parts]),
+        images=torch.cat([shrunk(part.images[index], THUMBNAIL) for part, index in parts]),
         aleatoric=joined("aleatoric"),
         epistemic=joined("epistemic"),
         confidence=joined("confidence"),
@@ -278,7 +279,7 @@ def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
             f"Mean probabilities of the likeliest classes{ERROR_BARS if has_error_bars(evaluation) else ''}.",
             partial(
                 figures.gallery,
-                images=test.images[index],
+                images=in_memory(test.images[index]),
                 probs=test.prediction.probs[index],
                 spread=probability_std(evaluation, index),
                 class_names=evaluation.class_names,

@@ -9,22 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from dubito.data import DATASETS, Dataset, open_dataset, with_channels
+from dubito.data import DATASETS, Dataset, Images, open_dataset
 from dubito.errors import DataError, RunError
 from dubito.runs.run import Run
 
 __all__ = ["found_at", "held_out_images", "images_again", "own_test_images", "place_of", "test_images"]
 
 
-def test_images(data: str, run: Run) -> Dataset:
-    """The test split of a data set, in the size and with the channels that the run's network takes."""
-    part = open_dataset(data, size=run.data.size).test()
+def test_images(data: str, run: Run, *, labelled: bool = True) -> Dataset:  # noqa: PT028
+    """The test split of a data set, in the size and with the channels that the run's network takes.
+
+    With labelled=False classes do not matter, and a folder without a test split is taken whole.
+    """
+    part = run.data.open(data, labelled=labelled).test()
     if not len(part):
         raise DataError(f"{data} has no test images.")
-    images = with_channels(part.images, run.data.channels)
-    return Dataset(images, part.labels, part.class_names, data, part.mean, part.std)
+    return part
 
 
 def own_test_images(run: Run, data: str | None) -> Dataset:
@@ -56,26 +57,29 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
-    """The images that every run held out from its training, in the order of the data set.
+    """The images that every run held out from its training, in the order of the data set: its own, if it has some.
 
     `moved` is where the data may be found if it is not in its place any more.
     """
-    whole = runs[0].open_data(moved).train()
+    source = runs[0].open_data(moved)
+    own = source.validation()
+    if own is not None:
+        return own
+    whole = source.train()
     shared = torch.ones(len(whole), dtype=torch.bool)
     for run in runs:
         mine = torch.zeros_like(shared)
         mine[run.split(whole)[1]] = True
         shared &= mine
-    images = whole.images[shared]
-    return Dataset(images, whole.labels[shared], whole.class_names, whole.name, whole.mean, whole.std)
+    return whole.part(shared)
 
 
-def images_again(name: str, run: Run, places: Mapping[str, str]) -> Tensor:
+def images_again(name: str, run: Run, places: Mapping[str, str], *, labelled: bool = True) -> Images:
     """The images of a stored part, read again; its name is that of the data set and /test.
 
     `places` are the full paths of data sets that were given by a path, which may be relative to another folder.
     """
-    return test_images(found_at(name.removesuffix("/test"), places), run).images
+    return test_images(found_at(name.removesuffix("/test"), places), run, labelled=labelled).images
 
 
 def found_at(data: str, places: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import add_pixel_noise, normalize
+from dubito.data import Images, add_pixel_noise, normalize
 from dubito.evaluation import metrics
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import measure
@@ -56,7 +56,7 @@ def noise_level(gamma: float, part: Evaluated, bootstrap: int, seed: int) -> Noi
 
 
 def noisy_batches(
-    images: Tensor, run: Run, gamma: float, size: int, seed: int, advance: Callable[[int], None] = lambda count: None
+    images: Images, run: Run, gamma: float, size: int, seed: int, advance: Callable[[int], None] = lambda count: None
 ) -> Iterator[Tensor]:
     """Batches as the run's network takes them, with noise of standard deviation `gamma` on pixels in [0, 1].
 

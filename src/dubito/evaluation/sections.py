@@ -12,7 +12,7 @@ import torch
 from dubito import __version__
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.headline import percent
-from dubito.evaluation.thumbnails import data_uri, sheet
+from dubito.evaluation.thumbnails import PICTURE, data_uri, sheet
 from dubito.runs.run import Run
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
     }
     for name, index in chosen_images(evaluation).items():
         items = [_item(evaluation, number) for number in index.tolist()]
-        side = evaluation.test.images.shape[-1]
+        side = min(evaluation.test.images.shape[-1], PICTURE)
         yield {"name": name, "title": GALLERIES[name], "caption": captions[name], "pictures": items, "side": side}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito.data import Images
 from dubito.errors import RunError
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import images_again
@@ -65,7 +66,9 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
         places = content["metrics"]["settings"].get("places", {})
         parts = {}
         for key, part in content["parts"].items():
-            again = images_again(part["name"], runs[0], places) if images and key != "validation" else None
+            labelled = not key.startswith("ood/")
+            read_again = images and key != "validation"
+            again = images_again(part["name"], runs[0], places, labelled=labelled) if read_again else None
             parts[key] = _stored(part, tensors, key, again)
         return {
             "runs": runs,
@@ -96,7 +99,7 @@ def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
     }
 
 
-def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, images: Tensor | None) -> Evaluated:
+def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, images: Images | None) -> Evaluated:
     values: dict[str, Any] = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
     values[_UNBIASED] = tensors.get(f"{prefix}/{_UNBIASED}")
     name = description["name"]

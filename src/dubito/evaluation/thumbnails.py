@@ -14,10 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.data import shrunk
+
 __all__ = ["Sheet", "choose_points", "data_uri", "sheet"]
 
 COLUMNS = 50
-"""Thumbnails in a row of a sheet: 1,600 pixels, less than any browser's limit."""
+"""Thumbnails in a row of a sheet: 3,200 pixels at most, less than any browser's limit."""
+THUMBNAIL = 64
+"""The largest side of a thumbnail in a sheet, in pixels; a multiple of 16, see `_encoded`."""
+PICTURE = 192
+"""The largest side of a picture that is shown alone, twice what the page gives it."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,9 @@ class Sheet:
 
 
 def data_uri(image: Tensor) -> str:
-    """One image (C, H, W) of bytes as a PNG that can be put into a page."""
-    return _encoded(_pixels(image), "PNG")
+    """One image (C, H, W) of bytes that can be put into a page: a PNG, or a JPEG if it is a photograph."""
+    small = shrunk(image.unsqueeze(0), PICTURE)[0]
+    return _encoded(_pixels(small), "JPEG" if len(small) == 3 and small.shape[-1] > THUMBNAIL else "PNG")
 
 
 def sheet(images: Tensor) -> Sheet:

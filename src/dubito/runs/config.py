@@ -31,8 +31,22 @@ class TrainingConfig:
     """Everything that decides what a training does; the values here are the preset ``default``."""
 
     model: str = _setting("lenet5", "Network by name; `dubito models` lists them.")
-    data: str = _setting("digits", "Data set by name, or the path of a folder with a sub-folder per class or an .npz.")
-    size: int = _setting(0, "Height and width in pixels to which images are scaled; 0 is the data set's own size.")
+    data: str = _setting(
+        "digits",
+        "Data set by name, or the path of a folder with a sub-folder per class, a .csv of path and label, or an .npz.",
+    )
+    size: int = _setting(
+        0,
+        "Height and width of the images in pixels; 0 is a known data set's own size, and for files 224, or less if "
+        "most are smaller.",
+    )
+    fit: Literal["auto", "crop", "pad", "stretch"] = _setting(
+        "auto",
+        "How images become square: crop (the largest square in the middle), pad (black beside them) or stretch. auto "
+        "is crop, or pad for digits.",
+    )
+    strict: bool = _setting(False, "Refuse data with files that cannot be read, rather than leave them out.")
+    workers: int = _setting(2, "Threads that read images from disk.")
     inference: Literal["vi", "frequentist", "dropout"] = _setting(
         "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
     )
@@ -48,8 +62,13 @@ class TrainingConfig:
     centralize: bool = _setting(
         True, "Remove each filter's mean from its gradient: deep softplus networks learn several times as fast."
     )
-    augment: bool = _setting(True, "Random crops, and flips where the data set allows them.")
-    crop: int = _setting(2, "Pixels by which --augment shifts an image at most.")
+    augment: bool = _setting(True, "Random crops, and flips where --flip allows them.")
+    crop: int = _setting(2, "Pixels by which --augment shifts an image of up to 64 pixels a side at most.")
+    flip: Literal["auto", "yes", "no"] = _setting(
+        "auto",
+        "Whether --augment mirrors images: auto does with photographs above 64 pixels, and known data sets that allow "
+        "it.",
+    )
     activation: Literal["softplus", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "tanh"] = _setting(
         "softplus", "Nonlinearity: softplus, relu, leaky_relu, elu, gelu, silu, mish or tanh."
     )
@@ -105,6 +124,7 @@ class TrainingConfig:
             "devices": 1,
             "num_nodes": 1,
             "crop": 0,
+            "workers": 1,
             "size": 0,
             "l2": 0,
             "clip": 0,

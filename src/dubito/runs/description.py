@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dubito.data import DataSource, Fit
 
 __all__ = ["DataDescription"]
 
@@ -24,6 +30,8 @@ class DataDescription:
         padding: black pixels on each side of an image, included in `size`.
         num_data: training images.
         size: height and width of the images that the network takes. Runs without a recorded size have 32.
+        fit: what becomes of the proportions of an image that is not square: ``crop``, ``pad`` or ``stretch``. Runs
+            without a recorded one were stretched.
     """
 
     name: str
@@ -34,6 +42,7 @@ class DataDescription:
     padding: int
     num_data: int
     size: int = 32
+    fit: Fit = "stretch"
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> DataDescription:
@@ -43,10 +52,14 @@ class DataDescription:
         >>> DataDescription.of({**content, "padding": 0, "num_data": 9, "size": 64}).size
         64
         """
-        given = {f.name: content[f.name] for f in fields(cls) if f.name in content or f.name != "size"}
+        given = {f.name: content[f.name] for f in fields(cls) if f.name in content or f.default is MISSING}
         for name, kind in (("class_names", str), ("mean", float), ("std", float)):
             given[name] = tuple(kind(value) for value in given[name])
+        from dubito.data.fitting import FITS
+
         size = given.setdefault("size", cls.size)
+        if given.setdefault("fit", cls.fit) not in FITS:
+            raise ValueError(f"fit is {given['fit']!r}")
         ranges = {"channels": (1, 3), "size": (1, LARGEST_SIZE), "num_data": (0, math.inf)}
         for name, (least, most) in ranges.items():
             _check_whole(name, given[name], least, most)
@@ -54,6 +67,22 @@ class DataDescription:
         if given["channels"] == 2 or not len(given["mean"]) == len(given["std"]) == given["channels"]:
             raise ValueError(f"channels is {given['channels']}, with {len(given['mean'])} means")
         return cls(**given)
+
+    def read(self, source: str | os.PathLike[str] | BinaryIO) -> Tensor:
+        """An image file as the network's data was read: (channels, size, size) bytes."""
+        from dubito.data import read_image
+
+        return read_image(source, self.channels, self.size, self.padding, self.fit)
+
+    def open(self, data: str, *, labelled: bool = True, **options: Any) -> DataSource:
+        """A data set, its images made as the network takes them.
+
+        `labelled` is False for images of other classes, see :func:`dubito.data.open_dataset`.
+        """
+        from dubito.data import open_dataset
+
+        own: dict[str, Any] = {"size": self.size, "fit": self.fit, "channels": self.channels}
+        return open_dataset(data, labelled=labelled, statistics=(self.mean, self.std), **own, **options)
 
 
 def _check_whole(name: str, value: Any, least: int, most: float) -> None:

@@ -148,19 +148,31 @@ class Run:
 
         `moved` is another place to look if the data set is not where it was.
         """
-        from dubito.data import open_dataset
-
         try:
-            return open_dataset(self.config.data, size=self.data.size)
+            return self.data.open(self.config.data)
         except DubitoError as error:
             if moved is not None:
-                return open_dataset(moved, size=self.data.size)
+                return self.data.open(moved)
             raise RunError(f"{self.path} was trained on {self.config.data}, which cannot be opened: {error}") from None
+
+    def parts(self, moved: str | None = None) -> tuple[Dataset, Dataset]:
+        """The images that the run was trained on, and those of its validation.
+
+        A RunError says if the data set has changed since. `moved` is as in `open_data`.
+        """
+        source = self.open_data(moved)
+        trained, held_out = source.parts(self.config.validation_fraction, self.config.seed)
+        if len(trained) != self.data.num_data or source.class_names != self.data.class_names:
+            raise RunError(
+                f"{source.name} has changed since {self.path} was trained on it: the held-out images are unknown."
+            )
+        return trained, held_out
 
     def split(self, whole: Dataset) -> tuple[Tensor, Tensor]:
         """Indices of the images that the run was trained on, and of those that it held out for validation.
 
-        `whole` is the training split of the run's data set; a RunError says if it has changed since.
+        `whole` is the training split of the run's data set, which has no validation split of its own; a RunError says
+        if it has changed since.
         """
         from dubito.data import split_validation
 

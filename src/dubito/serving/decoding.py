@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dubito.data.images import read_image
 from dubito.errors import DataError
 from dubito.runs.run import DataDescription
 from dubito.serving.refusal import RefusedError
@@ -78,7 +77,7 @@ def _decode(content: bytes, name: str, data: DataDescription) -> Tensor:
     file = io.BytesIO(content)
     file.name = name  # what messages call it
     try:
-        return read_image(file, data.channels, data.size, data.padding)
+        return data.read(file)
     except DataError as error:
         raise RefusedError(422, str(error)) from None
     except MemoryError:

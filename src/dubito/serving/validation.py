@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, cache_folder, status
+from dubito.data import DATASETS, cache_folder, in_memory, status
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.images import held_out_images
@@ -157,7 +157,8 @@ def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Va
     if not len(held_out):
         raise RunError(f"{model.run.path} held no images out.")
     chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))[:wanted].sort().values
-    images, labels = held_out.images[chosen], held_out.labels[chosen]
+    held_out = held_out.part(chosen)
+    images, labels = held_out.images, held_out.labels
     predictor, parts = model.predictors(method, model.samples), []
     with progress_bar(f"Predicting validation images by {method}", len(images), shown=progress) as advance:
         for part in images.split(128):
@@ -170,7 +171,7 @@ def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Va
         labels,
         prediction.aleatoric.sort().values,
         prediction.epistemic.sort().values,
-        images[shown],
+        in_memory(images[shown]),
         labels[shown],
     )
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from dubito.convert import to_bayesian
-from dubito.data import DATASETS
+from dubito.data import DATASETS, Fit
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
 from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
@@ -85,7 +85,7 @@ def resume(
     if run.has_checkpoint("best") and not run.has_checkpoint("last") and run.metrics():
         raise RunError(f"{run.path} cannot be trained further: it has weights, but not the state of a training.")
     run.open_data()  # an error names the run if the data is not there
-    images = _images(run.config)
+    images = _images(run.config, run.data.size, run.data.fit)
     found = images.describe()
     if (found.class_names, found.num_data, found.size) != (run.data.class_names, run.data.num_data, run.data.size):
         raise RunError(
@@ -113,7 +113,8 @@ def _is_first_process() -> bool:
     return rank == 0 and int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))) == 0
 
 
-def _images(config: TrainingConfig) -> ImageData:
+def _images(config: TrainingConfig, size: int | None = None, fit: Fit | None = None) -> ImageData:
+    """The data of a new training, or of a run that has decided on size and fit."""
     return ImageData(
         config.data,
         config.batch_size,
@@ -121,7 +122,11 @@ def _images(config: TrainingConfig) -> ImageData:
         crop=config.crop,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
-        size=config.size or None,
+        size=size or config.size or None,
+        fit=fit or (None if config.fit == "auto" else config.fit),
+        flip=None if config.flip == "auto" else config.flip == "yes",
+        strict=config.strict,
+        workers=config.workers,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
-from dubito.data import Batches, Dataset, open_dataset, split_validation
+from dubito.data import Augmentation, Batches, Dataset, Fit, PhotoAugmentation, open_dataset
 from dubito.errors import DataError
 from dubito.runs.run import DataDescription
 from dubito.training.classifier import Progress
@@ -20,8 +20,10 @@ __all__ = ["ImageData"]
 class ImageData(pl.LightningDataModule):
     """Training and validation batches of a data set by name or path.
 
-    The validation split is stratified and seeded; the test split is not read. `batch_size` counts the images of all
-    processes together. Images are scaled to `size` x `size` pixels; None is the data set's own size.
+    Validation images are those of the data set, or, if it has none, held out from its training images by class and
+    seed; the test split is not read. `batch_size` counts the images of all processes together. `size`, `fit`, `strict`
+    and `workers` are as in :func:`dubito.data.open_dataset`; `crop` is how far small images are shifted, and `flip`
+    whether images are mirrored, None being as suits the data set.
     """
 
     def __init__(
@@ -34,31 +36,40 @@ class ImageData(pl.LightningDataModule):
         validation_fraction: float = 0.1,
         seed: int = 0,
         size: int | None = None,
+        fit: Fit | None = None,
+        flip: bool | None = None,
+        strict: bool = False,
+        workers: int = 2,
         start: Progress | None = None,
     ) -> None:
         super().__init__()
-        self.source = open_dataset(data, size=size)
+        self.source = source = open_dataset(data, size=size, fit=fit, strict=strict, workers=workers)
         self.batch_size = batch_size
-        self.augment = replace(self.source.augmentation, padding=crop) if augment else None
         self.seed = seed
         self.start = start or Progress()
-        images = self.source.train()
-        if len(images.class_names) < 2:
-            raise DataError(f"{data} has only the class {images.class_names[0]}, but needs two or more.")
-        kept, held_out = split_validation(images.labels, validation_fraction, seed)
-        if not len(kept) or not len(held_out):
+        if len(source.class_names) < 2:
+            raise DataError(f"{data} has only the class {source.class_names[0]}, but needs two or more.")
+        self.augment = self._augmentation(crop, flip) if augment else None
+        self.train_part, self.validation_part = source.parts(validation_fraction, seed)
+        if not len(self.train_part) or not len(self.validation_part):
             raise DataError(
-                f"{data} has {len(images)} training images, too few to hold out a share of {validation_fraction}."
+                f"{data} has {len(self.train_part) + len(self.validation_part)} training images, too few to hold out a "
+                f"share of {validation_fraction}."
             )
-        self.train_part = images.part(kept)
-        self.validation_part = images.part(held_out)
+
+    def _augmentation(self, crop: int, flip: bool | None) -> Augmentation | PhotoAugmentation:
+        usual = self.source.augmentation
+        flip = usual.flip if flip is None else flip
+        if isinstance(usual, PhotoAugmentation):
+            return replace(usual, flip=flip)
+        return replace(usual, padding=crop, flip=flip)
 
     def describe(self) -> DataDescription:
         """What the trained network must know about the data."""
         part, source = self.train_part, self.source
         names, count = part.class_names, len(part.labels)
         return DataDescription(
-            source.name, part.channels, names, part.mean, part.std, source.padding, count, source.size
+            source.name, part.channels, names, part.mean, part.std, source.padding, count, source.size, source.fit
         )
 
     def batches(self, part: Dataset, *, train: bool) -> Batches:
