@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dubito import data, models, training
+    from dubito import data, decisions, models, training
     from dubito.convert import Logits, prune, to_bayesian, to_deterministic
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
@@ -61,7 +61,7 @@ _HOMES = {
     "heads.split": ["Prediction", "Regression", "decompose"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_SUBPACKAGES = ("data", "models", "training")
+_SUBPACKAGES = ("data", "decisions", "models", "training")
 
 __all__ = [
     "ELBO",
@@ -85,6 +85,7 @@ __all__ = [
     "attach_data",
     "attach_head",
     "data",
+    "decisions",
     "decompose",
     "ensemble",
     "estimator",

@@ -19,6 +19,7 @@ __all__ = [
     "OptionError",
     "RunError",
     "ShapeError",
+    "TargetError",
     "choose",
 ]
 
@@ -49,6 +50,14 @@ class DataError(DubitoError, ValueError):
 
 class RunError(DubitoError, RuntimeError):
     """A run folder is missing, incomplete or does not fit what was asked of it."""
+
+
+class TargetError(DubitoError, ValueError):
+    """What was asked for cannot be promised; `best` is what can be."""
+
+    def __init__(self, message: str, best: object = None) -> None:
+        super().__init__(message)
+        self.best = best
 
 
 class DubitoWarning(UserWarning):

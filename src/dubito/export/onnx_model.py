@@ -61,7 +61,7 @@ class OnnxModel:
             outputs = self._session.run(None, {"images": images.numpy()})
         except Exception as error:  # whatever its graph does
             raise DataError(f"{self.name} cannot be run: {' '.join(str(error).split())}") from None
-        values = dict(zip(OUTPUTS.values(), map(torch.from_numpy, outputs), strict=True))
+        values: dict[str, Any] = dict(zip(OUTPUTS.values(), map(torch.from_numpy, outputs), strict=True))
         shape = (len(images), len(data.class_names))
         if any(values[n].shape != shape for n in ("probs", "aleatoric_per_class", "epistemic_per_class")) or any(
             values[n].shape != shape[:1] for n in ("entropy", "mutual_information")

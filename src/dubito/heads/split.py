@@ -30,7 +30,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,12 @@ from typing_extensions import Self
 
 from dubito.errors import NonFiniteError, OptionError, ShapeError, choose
 from dubito.softplus import at_least_single
+
+if TYPE_CHECKING:
+    from numpy import str_
+    from numpy.typing import NDArray
+
+    Words: TypeAlias = NDArray[str_]
 
 __all__ = [
     "AnyPrediction",
@@ -72,7 +78,7 @@ class _OfImages:
         if not isinstance(index, bool) and hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0:
             start = range(len(self))[operator.index(index)]  # an IndexError here is what ends a loop over the images
             index = slice(start, start + 1)
-        return self._map(lambda t: t[index])
+        return self._map(lambda t: t[index], lambda words: words[_of_numpy(index)])
 
     def to(self, *arguments: Any, **options: Any) -> Self:
         """Every tensor moved or converted as by `Tensor.to`."""
@@ -82,18 +88,42 @@ class _OfImages:
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Predictions of several batches as one."""
         joined = {
-            name: torch.cat([getattr(part, name) for part in parts])
+            name: _join([getattr(part, name) for part in parts])
             for name, value in parts[0]._values().items()
-            if isinstance(value, Tensor)
+            if _of_each_image(value)
         }
         return replace(parts[0], **joined)  # type: ignore[type-var]
 
     def _values(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        mapped = {name: function(value) for name, value in self._values().items() if isinstance(value, Tensor)}
+    def _map(
+        self, function: Callable[[Tensor], Tensor], on_words: Callable[[Words], Words] = lambda words: words
+    ) -> Self:
+        mapped: dict[str, Any] = {
+            name: function(value) if isinstance(value, Tensor) else on_words(value)
+            for name, value in self._values().items()
+            if _of_each_image(value)
+        }
         return replace(self, **mapped)  # type: ignore[type-var]
+
+
+def _of_each_image(value: Any) -> bool:
+    """Whether a field has an entry for each image: a tensor, or a numpy array of words."""
+    return isinstance(value, Tensor) or hasattr(value, "dtype")
+
+
+def _of_numpy(index: Any) -> Any:
+    """An index of tensors as one of numpy arrays."""
+    return index.cpu().numpy() if isinstance(index, Tensor) else index
+
+
+def _join(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.cat(list(values))
+    import numpy
+
+    return numpy.concatenate(values)
 
 
 @dataclass(frozen=True)
@@ -112,7 +142,9 @@ class Prediction(_OfImages):
         samples: the number of draws.
         aleatoric_covariance, epistemic_covariance: (N, C, C) the whole matrices, if asked for.
         novelty: (N,) how unlike the training images each image is, where that was fitted.
-        decision: what to do with each image, where a rule was fitted.
+        decision: (N,) what to do with each image, where a rule was fitted: a numpy array of ``accept``, ``review`` and
+            ``unfamiliar``.
+        reason: (N,) why, in a few words.
         epistemic_unbiased_per_class: (N, C) the diagonal of the epistemic matrix with the right expectation, whatever
             the number of draws: take it to compare predictions with different numbers of draws. NaN if there is one
             draw or one antithetic pair; None where the draws are not known any more, as in predictions from files.
@@ -129,7 +161,8 @@ class Prediction(_OfImages):
     aleatoric_covariance: Tensor | None = None
     epistemic_covariance: Tensor | None = None
     novelty: Tensor | None = None
-    decision: Tensor | None = None
+    decision: Words | None = None
+    reason: Words | None = None
     epistemic_unbiased_per_class: Tensor | None = None
 
     @property
@@ -324,7 +357,7 @@ class Decomposition:
             raise OptionError("There are no draws yet, but a decomposition needs at least 1: call update first.")
         mean = self._probs.mean
         entropy = torch.special.entr(mean).sum(1)
-        matrices: dict[str, Tensor] = {}
+        matrices: dict[str, Any] = {}
         if self.covariance:
             matrices["epistemic_covariance"] = self._probs.matrix
             matrices["aleatoric_covariance"] = torch.diag_embed(mean) - _outer(mean) - self._probs.matrix

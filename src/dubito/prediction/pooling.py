@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
     between = mean(lambda part: (part.probs - probs).square())
     unequal = [part.epistemic_per_class * share * (1 - share) for part, share in zip(predictions, shares, strict=True)]
     unbiased = (torch.stack(unequal).sum(0) + between) / (1 - sum(share**2 for share in shares))
-    matrices = {}
+    matrices: dict[str, Any] = {}
     if all(part.epistemic_covariance is not None for part in predictions):
         matrices["aleatoric_covariance"] = mean(lambda part: _matrix(part.aleatoric_covariance))
         matrices["epistemic_covariance"] = mean(
