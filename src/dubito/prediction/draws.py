@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.convert.copying import deep_copy, substitute
-from dubito.convert.deterministic import Slot, fill, plain_network
+from dubito.convert.deterministic import Slot, fill, plain_network, to_deterministic
 from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
 from dubito.estimators import Local, forced
 from dubito.heads.split import Sampling
@@ -54,6 +54,10 @@ class Draws(ABC):
     @abstractmethod
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`."""
+
+    @abstractmethod
+    def mean_network(self) -> nn.Module:
+        """The plain network at the posterior mean, in evaluation mode; nobody may change it."""
 
 
 class WeightDraws(Draws):
@@ -103,6 +107,10 @@ class WeightDraws(Draws):
                 worker.fix_masks(example, seed)
             made.append(worker.network)
         return made
+
+    def mean_network(self) -> nn.Module:
+        """The network that draws fill, with the means in their places."""
+        return self._prototype[0]
 
     def _make_worker(self, remembers: bool = True) -> _Worker:
         return _Worker(*_copied(*self._prototype), self._dropout, remembers)
@@ -231,6 +239,10 @@ class LocalDraws(Draws):
                 with one_pass(generator), forced(network, noise):
                     outputs = network(given())
                 yield checked(outputs, batch, network).unsqueeze(0)
+
+    def mean_network(self) -> nn.Module:
+        """Without its posteriors."""
+        return to_deterministic(self._prototype).eval()
 
     def _make_worker(self) -> tuple[nn.Module, _SharedNoise, Masks | None]:
         network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})

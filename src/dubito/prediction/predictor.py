@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
-from dubito.heads.split import AnyPrediction, Sampling
+from dubito.heads.split import AnyPrediction, Prediction, Sampling
 from dubito.models.ensemble import Ensemble
-from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
+from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws, checked
 from dubito.prediction.moments import MomentDraws
+from dubito.prediction.novelty import FILE, Meter, Novelty, Observer, find_layers, fit, multiplications
 from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
 from dubito.progress import track
@@ -32,6 +36,9 @@ __all__ = ["Method", "Predictor", "predict"]
 
 MEMORY = 1 << 30
 """Bytes of drawn weights that a predictor keeps unless asked."""
+
+LEAST_NUMBERS = 1 << 17
+"""Numbers of reference features that novelty may keep of a layer, however cheap the network is."""
 
 
 class Method(str, Enum):
@@ -97,8 +104,10 @@ class Predictor:
         self.seed, self.batch_size, self.covariance = seed, batch_size, covariance
         self._members: list[Predictor] = []
         self._draws: Draws | None = None
+        self._meter: Meter | None = None
+        run = None
         if not isinstance(model, nn.Module):
-            model = _opened(model)
+            model, run = _opened(model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if isinstance(model, Ensemble):
             self.head = resolve_head(model)
@@ -115,6 +124,8 @@ class Predictor:
             self.head = resolve_head(model, head)
             self._draws = _make_draws(model, samples, self.method, seed, dropout, memory, self.head, _share)
             self.samples = self._draws.samples
+        if run is not None:
+            self.use_novelty(run)
 
     @property
     def sampling(self) -> str:
@@ -152,7 +163,88 @@ class Predictor:
             raise OptionError(f"method is {self.method!r}, but only draws of weights are plain networks.")
         return self._draws.networks(example)
 
+    @property
+    def novelty(self) -> Novelty | None:
+        """How novelty is measured, once it was fitted."""
+        return None if self._meter is None else self._meter.novelty
+
+    def fit_novelty(
+        self, batches: Iterable[Any] | Tensor, held_out: Iterable[Any] | Tensor | None = None, *, seed: int = 0
+    ) -> Novelty:
+        """Learn what the training images look like; from then on predictions have their `novelty`.
+
+        Which score of which layer's features is used is decided by a trial on held-out images, which sees no other
+        data set (:mod:`dubito.prediction.novelty.trial`). Novelty is measured in the mean network, whatever the
+        method, and of an ensemble in its first member.
+
+        Args:
+            batches: training images as the network takes them, in random order: (images, labels), or images alone,
+                whose classes are then the network's own. The first 10,000 images are enough.
+            held_out: images that the network was not trained on, likewise. Without them a tenth of the training
+                images takes their place, and false alarms are more frequent than stated.
+            seed: of the choice of images and the outliers that are made of them.
+
+        >>> import dubito
+        >>> network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> predictor = Predictor(dubito.attach_head(network, "softmax"))
+        >>> fitted = predictor.fit_novelty(torch.randn(300, 8), torch.randn(100, 8))
+        >>> predictor(torch.randn(5, 8)).novelty.shape, 0 < fitted.percentile(fitted.held_out[50]) < 1
+        (torch.Size([5]), tensor(True))
+        """
+        if not self.head.classifies:
+            raise OptionError(f"The network has the {self.head.name} head, but novelty is measured for classifiers.")
+        network = self._mean_network()
+        training, apart = (None if given is None else self._labelled(given) for given in (batches, held_out))
+        assert training is not None
+        with torch.inference_mode(False), torch.no_grad():
+            first = next(training, None)
+            if first is None:
+                raise ShapeError("There are no images to fit novelty on: the batches are empty.")
+            few = first[0][:2].to(self.device)
+            layers = find_layers(network, few)
+            # Two layers are searched with as many multiplications as one pass of the network has, of ten or so.
+            numbers = max(multiplications(network, few) // 2, LEAST_NUMBERS)
+            observer = Observer(network, layers)
+            together = chain([first], training)
+            fitted = fit(
+                lambda images: observer(images.to(self.device)), layers, self.head, together, apart, seed, numbers
+            )
+        self._meter = Meter(network, fitted, self.device)
+        return fitted
+
+    def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
+        """Measure novelty as it was fitted for a run's weights; without effect if it was not."""
+        file = run.path / FILE
+        if not file.exists() or not self.head.classifies:
+            return
+        novelty = Novelty.load(file, self.head)
+        if (novelty.notes or {}).get("weights") == run.fingerprint(checkpoint):
+            self._meter = Meter(self._mean_network(), novelty, self.device)
+
+    def _mean_network(self) -> nn.Module:
+        if self._members:
+            return self._members[0]._mean_network()
+        assert self._draws is not None
+        return self._draws.mean_network()
+
+    def _labelled(self, given: Iterable[Any] | Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Batches with their labels, where there are any."""
+        for item in self._items(given):
+            labels = item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else None
+            yield _images(item), labels
+
     def _predict(self, batch: Tensor) -> AnyPrediction:
+        with torch.inference_mode(False), torch.no_grad():
+            if self._meter is None:
+                return self._predict_alone(batch)
+            outputs, novelty = self._meter(batch.to(self.device))
+            if isinstance(self._draws, WeightDraws) and self._draws.sampling is Sampling.EXACT:
+                split = self.head.split(self.covariance)  # that pass was the prediction already
+                split.update(checked(outputs, batch, self._mean_network()).unsqueeze(0))
+                return replace(cast(Prediction, split.compute()), novelty=novelty)
+            return replace(self._predict_alone(batch), novelty=novelty)
+
+    def _predict_alone(self, batch: Tensor) -> Any:
         with torch.inference_mode(False), torch.no_grad():
             if self._members:  # which count alike, however many draws they have
                 parts: list[Any] = [member._predict(batch) for member in self._members]
@@ -182,30 +274,39 @@ class Predictor:
 
     def _batches(self, inputs: Tensor | Iterable[Any], progress: bool) -> Iterator[Tensor]:
         """Batches of at most `batch_size` images from a tensor or an iterable."""
+        for item in track(self._items(inputs), "Predicting", shown=progress):
+            yield from (part for part in _images(item).split(self.batch_size) if len(part))
+
+    def _items(self, inputs: Tensor | Iterable[Any]) -> Iterable[Any]:
         if isinstance(inputs, Tensor):
-            source: Iterable[Any] = inputs.split(self.batch_size) if inputs.dim() else (inputs,)
-        elif isinstance(inputs, Iterable):
-            source = inputs
-        else:
-            raise ShapeError(f"The inputs are {inputs!r}, but must be a tensor of images or an iterable of batches.")
-        for item in track(source, "Predicting", shown=progress):
-            batch = item[0] if isinstance(item, (tuple, list)) and item else item
-            if not isinstance(batch, Tensor) or batch.dim() == 0:
-                raise ShapeError(
-                    f"The inputs hold a {type(batch).__name__}, but must be a tensor of images or an iterable of "
-                    "batches: tensors, or tuples that start with one."
-                )
-            yield from (part for part in batch.split(self.batch_size) if len(part))
+            return inputs.split(self.batch_size) if inputs.dim() else (inputs,)
+        if isinstance(inputs, Iterable):
+            return inputs
+        raise ShapeError(f"The inputs are {inputs!r}, but must be a tensor of images or an iterable of batches.")
 
 
-def _opened(run: str | os.PathLike[str] | Run) -> nn.Module:
-    """The network of a run, or of a saved network's folder."""
+def _images(item: Any) -> Tensor:
+    """The images of a batch."""
+    batch = item[0] if isinstance(item, (tuple, list)) and item else item
+    if not isinstance(batch, Tensor) or batch.dim() == 0:
+        raise ShapeError(
+            f"The inputs hold a {type(batch).__name__}, but must be a tensor of images or an iterable of "
+            "batches: tensors, or tuples that start with one."
+        )
+    return batch
+
+
+def _opened(run: str | os.PathLike[str] | Run) -> tuple[nn.Module, Run | None]:
+    """The network of a run, with the run, or that of a saved network's folder."""
     from dubito.runs.run import Run
     from dubito.saving import load
 
     if not isinstance(run, (str, os.PathLike, Run)):
         raise OptionError(f"model is a {type(run).__name__}, but must be a module, a run or its folder.")
-    return run.load() if isinstance(run, Run) else load(run)
+    if not isinstance(run, Run) and not (Path(run) / "config.yaml").exists():
+        return load(run), None
+    opened = run if isinstance(run, Run) else Run.open(run)
+    return opened.load(), opened
 
 
 def _make_draws(

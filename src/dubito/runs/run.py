@@ -5,6 +5,7 @@
     metrics.csv        a row per epoch
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
     best.safetensors   the network at the epoch with the lowest validation NLL
+    novelty.safetensors  what training images look like to the network: how novelty is measured
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
     validation.safetensors, calibration.json   the validation record; see :mod:`dubito.runs.validation`
 

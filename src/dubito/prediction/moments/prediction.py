@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dubito.convert.copying import deep_copy
+from dubito.convert.deterministic import to_deterministic
 from dubito.errors import NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
@@ -102,6 +103,10 @@ class MomentDraws(Draws):
         if not bool(moments.mean.isfinite().all()):
             raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(self._prototype)}")
         yield moments.points(self.samples)
+
+    def mean_network(self) -> nn.Module:
+        """Without its posteriors."""
+        return to_deterministic(self._prototype).eval()
 
     def _make_worker(self) -> tuple[nn.Module, Propagate]:
         network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})

@@ -1,0 +1,21 @@
+"""Novelty: how unlike the training images an image is. See :mod:`dubito.prediction.novelty.trial` for the rule."""
+
+from __future__ import annotations
+
+from dubito.prediction.novelty.fitting import fit
+from dubito.prediction.novelty.layers import Layer, Observed, Observer, find_layers, multiplications
+from dubito.prediction.novelty.meter import Meter
+from dubito.prediction.novelty.novelty import FALSE_ALARM, FILE, Novelty
+
+__all__ = [
+    "FALSE_ALARM",
+    "FILE",
+    "Layer",
+    "Meter",
+    "Novelty",
+    "Observed",
+    "Observer",
+    "find_layers",
+    "fit",
+    "multiplications",
+]

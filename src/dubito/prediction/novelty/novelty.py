@@ -1,0 +1,132 @@
+"""Novelty: how unlike the training images an image is, measured in the features of the mean network."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.errors import OptionError, RunError
+from dubito.heads import Head
+from dubito.prediction.novelty.layers import Layer, Observed
+from dubito.prediction.novelty.scores import NEIGHBOURS, Entropy, Neighbours, Score, restored
+
+__all__ = ["FALSE_ALARM", "FILE", "Novelty"]
+
+FILE = "novelty.safetensors"
+FALSE_ALARM = 0.01
+"""Share of familiar images that may be called unlike the training images, unless asked otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Novelty:
+    """A fitted score with its distribution over held-out images.
+
+    Attributes:
+        score: from what the mean network made of images to numbers; larger is less familiar.
+        layers: where it reads features.
+        held_out: (N,) the score of held-out images, in ascending order.
+        trial: a row for each score that was tried, the best first: `score`, `layers`, `mark`, and what it `found`.
+        notes: facts about how it was fitted.
+    """
+
+    score: Score
+    layers: tuple[Layer, ...]
+    held_out: Tensor
+    trial: tuple[Mapping[str, Any], ...] = ()
+    notes: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the score is called."""
+        return self.score.name
+
+    def __call__(self, seen: Observed) -> Tensor:
+        """(N,) the novelty of images."""
+        return self.score(seen)
+
+    def percentile(self, novelty: Tensor) -> Tensor:
+        """The share of held-out images with a smaller novelty; those with an equal one count half."""
+        values = novelty.to(self.held_out)
+        below = torch.searchsorted(self.held_out, values)
+        until = torch.searchsorted(self.held_out, values, right=True)
+        return (below + until) / (2 * len(self.held_out))
+
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
+        """The novelty above which an image counts as unlike the training images.
+
+        Of images like the held-out ones, at most the share `false_alarm` lies above it on average (a conformal
+        quantile); with too few held-out images for that, it is the largest of theirs.
+        """
+        if not 0 < false_alarm < 1:
+            raise OptionError(f"false_alarm is {false_alarm}, but must lie between 0 and 1.")
+        count = len(self.held_out)
+        rank = min(count, -int(-(count + 1) * (1 - false_alarm) // 1))
+        return float(self.held_out[rank - 1])
+
+    def describe(self) -> str:
+        """One sentence: what the score is, and how it did beside entropy.
+
+        >>> Novelty(Entropy(torch.arange(3), None), (), torch.zeros(9)).describe()
+        'Novelty is the entropy: no score of features found more on the held-out trial.'
+        """
+        if isinstance(self.score, Entropy):
+            return "Novelty is the entropy: no score of features found more on the held-out trial."
+        where = " and ".join(f"the {layer}" for layer in self.layers)
+        near = f"the distance to the {NEIGHBOURS}th nearest training image"
+        what = near if self.name == Neighbours.name else f"the {self.name}"
+        marks = {row["score"]: row["mark"] for row in reversed(self.trial)}
+        found = (
+            f"; it found {marks[self.name]:.0%} on the held-out trial, entropy {marks['entropy']:.0%}" if marks else ""
+        )
+        return f"Novelty is {what}{f' at {where}' if where else ''}{found}.".replace("%", " %")
+
+    def to_bytes(self) -> bytes:
+        """The content of a safetensors file."""
+        from safetensors.torch import save
+
+        notes = {
+            "score": self.name,
+            "layers": [asdict(layer) for layer in self.layers],
+            "trial": list(self.trial),
+            "notes": dict(self.notes or {}),
+        }
+        tensors = {f"score.{key}": tensor for key, tensor in self.score.tensors().items()}
+        whole = {key: t.detach().cpu().contiguous() for key, t in {**tensors, "held_out": self.held_out}.items()}
+        return save(whole, {"notes": json.dumps(notes)})
+
+    @staticmethod
+    def load(file: str | os.PathLike[str], head: Head) -> Novelty:
+        """What :meth:`to_bytes` gave, from its file; `head` is that of the network."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(Path(file), framework="pt") as content:
+                notes = json.loads((content.metadata() or {})["notes"])
+                tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+            own = {key.removeprefix("score."): t for key, t in tensors.items() if key.startswith("score.")}
+            layers = tuple(Layer(**layer) for layer in notes["layers"])
+            score = restored(notes["score"], own, head)
+            return Novelty(score, layers, tensors["held_out"], tuple(notes["trial"]), notes["notes"])
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise RunError(f"{file} is damaged ({error}); remove it, or fit the novelty again.") from None
+
+
+def rows(tried: Sequence[tuple[Score, tuple[Layer, ...], Mapping[str, float]]]) -> tuple[Mapping[str, Any], ...]:
+    """The trial as a table, the best first."""
+    ordered = sorted(tried, key=lambda entry: -sum(entry[2].values()))
+    return tuple(
+        {
+            "score": score.name,
+            "layers": [str(layer) for layer in layers],
+            "mark": round(sum(shares.values()) / len(shares), 4),
+            "found": {kind: round(share, 4) for kind, share in shares.items()},
+        }
+        for score, layers, shares in ordered
+    )

@@ -1,0 +1,284 @@
+"""Novelty: scores against closed forms, a trial that decides, and a predictor that carries the result along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dubito
+from dubito.errors import OptionError, RunError, ShapeError
+from dubito.heads import resolve_head
+from dubito.prediction.novelty import Layer, Novelty, Observed, Observer, find_layers
+from dubito.prediction.novelty.outliers import OUTLIERS, outliers
+from dubito.prediction.novelty.scores import ClassGaussians, Energy, Entropy, Neighbours
+from dubito.prediction.novelty.trial import found, shares_found
+
+
+def seen(features: Tensor) -> Observed:
+    return Observed(features, (features,))
+
+
+def blobs(count: int, generator: torch.Generator, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Images of three classes: each has a bright square of its own, and noise."""
+    labels = torch.randint(3, (count,), generator=generator)
+    images = 0.3 * scale * torch.randn(count, 1, 8, 8, generator=generator)
+    for label, (row, column) in enumerate(((0, 0), (0, 5), (5, 2))):
+        images[labels == label, :, row : row + 3, column : column + 3] += 2.0
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    """A small Bayesian network that tells the three classes apart."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+    model = dubito.attach_head(dubito.to_bayesian(network, initial_std=0.02), "softmax")
+    images, labels = blobs(600, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    objective = dubito.ELBO(num_data=600, temperature=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        objective(model, images, labels).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def fitted(trained: nn.Module) -> dubito.Predictor:
+    predictor = dubito.Predictor(trained, samples=4)
+    generator = torch.Generator().manual_seed(1)
+    predictor.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
+    return predictor
+
+
+def test_neighbours_have_the_distance_to_the_tenth_nearest_in_standard_deviations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, own, new = (torch.randn(count, 6, generator=generator) for count in (400, 200, 30))
+    score = Neighbours.fit(seen(train), torch.zeros(400, dtype=torch.long), seen(own))
+
+    def distance(x: Tensor) -> Tensor:
+        wide, reference = F.normalize(x.double(), dim=1), F.normalize(train, dim=1).half().double()
+        return torch.cdist(wide, reference).sort(1).values[:, 9]
+
+    usual = distance(own)
+    torch.testing.assert_close(
+        score(seen(new)).double(), (distance(new) - usual.mean()) / usual.std(), atol=2e-3, rtol=2e-3
+    )
+
+
+def test_of_several_layers_the_most_unusual_distance_counts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, own, new = (
+        Observed(torch.zeros(n, 2), tuple(torch.randn(n, d, generator=generator) for d in (4, 7)))
+        for n in (300, 100, 20)
+    )
+    labels = torch.zeros(300, dtype=torch.long)
+    both = Neighbours.fit(train, labels, own)(new)
+    each = [Neighbours.fit(train.at([k]), labels, own.at([k]))(new.at([k])) for k in (0, 1)]
+    torch.testing.assert_close(both, torch.maximum(*each))
+
+
+def test_gaussian_scores_are_mahalanobis_distances_up_to_the_added_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(900) % 3
+    mixing = torch.randn(5, 5, generator=generator)
+    features = torch.randn(900, 5, generator=generator) @ mixing + 3 * F.one_hot(labels, 5)
+    score = ClassGaussians.fit(seen(features), labels, seen(features))
+    new = torch.randn(40, 5, generator=generator)
+
+    def squared(deviations: Tensor, x: Tensor) -> Tensor:
+        covariance = deviations.double().T @ deviations.double() / len(deviations)
+        covariance += 0.01 * covariance.diagonal().mean() * torch.eye(5)
+        return torch.einsum("nd,de,ne->n", x.double(), covariance.inverse(), x.double())
+
+    means = torch.stack([features[labels == c].mean(0) for c in range(3)])
+    inside = features - means[labels]
+    nearest = torch.stack([squared(inside, new - mean) for mean in means]).amin(0)
+    of_all = squared(features - features.mean(0), new - features.mean(0))
+    torch.testing.assert_close(score(seen(new)).double(), nearest, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(score.relative()(seen(new)).double(), nearest - of_all, rtol=1e-3, atol=1e-3)
+
+
+def test_a_score_without_a_class_knows_nothing_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    features = 0.1 * torch.randn(300, 3, generator=generator) + 5 * F.one_hot(labels, 3)
+    for fit in (Neighbours.fit, ClassGaussians.fit):
+        score = fit(seen(features), labels, seen(features))
+        usual, left = score(seen(features)), score.without(1)(seen(features))
+        assert left[labels == 1].min() > usual.max()
+        torch.testing.assert_close(left[labels != 1], usual[labels != 1])
+    outputs = torch.randn(7, 3, generator=generator)
+    head = resolve_head(dubito.attach_head(nn.Linear(3, 3), "softmax"))
+    torch.testing.assert_close(Energy(torch.arange(3)).without(1)(seen(outputs)), -outputs[:, [0, 2]].logsumexp(1))
+    two = torch.distributions.Categorical(logits=outputs[:, [0, 2]]).entropy()
+    torch.testing.assert_close(Entropy(torch.arange(3), head).without(1)(seen(outputs)), two)
+
+
+def test_what_a_score_finds_is_its_mean_power_up_to_five_per_cent_false_alarms() -> None:
+    own = torch.linspace(0, 1, 100_001)
+    assert found(own, own) == pytest.approx(0.026, abs=1e-3)  # the mean of 0.2, 0.4 ... 5 %
+    assert found(own, own + 2) == 1
+    assert found(own, own - 2) == 0
+    assert found(torch.zeros(50), torch.zeros(50)) == 0
+
+
+def test_outliers_are_other_images_of_the_same_shape_and_the_same_ones_again() -> None:
+    images = torch.rand(6, 3, 9, 10, generator=torch.Generator().manual_seed(0))
+    made = outliers(images)
+    assert list(made) == list(OUTLIERS)
+    for name, strange in made.items():
+        assert strange.shape == images.shape, name
+        assert bool(strange.isfinite().all()), name
+        assert bool((strange - images).flatten(1).abs().amax(1).gt(1e-3).all()), name
+        assert torch.equal(strange, outliers(images)[name]), name
+    torch.testing.assert_close(made["pixels"].flatten(2).sort(2).values, images.flatten(2).sort(2).values)
+    torch.testing.assert_close(made["quarters"].flatten(2)[:, :, :].sum(2), images.flatten(2).sum(2))
+    assert set(outliers(torch.rand(5, 7))) == {"mixture", "pixels", "noise"}
+
+
+class Functional(nn.Module):
+    """A network that calls no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+def test_layers_are_the_ends_of_stages_and_the_input_of_the_last_linear_layer() -> None:
+    images = torch.zeros(2, 1, 32, 32)
+    lenet = dubito.to_deterministic(dubito.models.build("lenet5", in_channels=1)).eval()
+    assert find_layers(lenet, images) == [
+        Layer("pooling2", "output", 4),
+        Layer("activation3", "output", 4),
+        Layer("pooling4", "output", 4),
+        Layer("linear6", "input"),
+        Layer("linear7", "input"),
+    ]
+    assert find_layers(Functional(), torch.zeros(2, 1, 8, 8)) == [Layer("", "output")]
+    convolutional = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    assert find_layers(convolutional, torch.zeros(2, 1, 8, 8))[-1] == Layer("2", "input")
+
+
+def test_features_are_pooled_as_torch_pools() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(3 * 5 * 7, 2))
+    images = torch.randn(4, 1, 7, 9)
+    observed = Observer(network, [Layer("0", "output", 4)])(images)
+    torch.testing.assert_close(observed.features[0], F.adaptive_avg_pool2d(network[0](images), (4, 4)).flatten(1))
+    torch.testing.assert_close(observed.outputs, network(images))
+
+
+def test_unfamiliar_images_are_found_at_the_stated_rate_of_false_alarms(fitted: dubito.Predictor) -> None:
+    novelty = fitted.novelty
+    assert novelty is not None
+    familiar, _ = blobs(4000, torch.Generator().manual_seed(7))
+    strange = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(8)) * 3
+    threshold = novelty.threshold(0.05)
+    alarms = float((fitted(familiar).novelty > threshold).double().mean())
+    # Of 2,000 held-out and 4,000 new images: standard error sqrt(0.05 * 0.95 * (1/2000 + 1/4000)).
+    assert abs(alarms - 0.05) < 5 * (0.05 * 0.95 * (1 / 2000 + 1 / 4000)) ** 0.5
+    assert float((fitted(strange).novelty > threshold).double().mean()) > 0.9
+
+
+def test_novelty_is_a_pure_function_of_the_image(fitted: dubito.Predictor) -> None:
+    images, _ = blobs(20, torch.Generator().manual_seed(3))
+    together = fitted(images).novelty
+    alone = torch.cat([fitted(image.unsqueeze(0)).novelty for image in images])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+    assert fitted(images)[3:5].novelty.shape == (2,)
+
+
+@pytest.mark.parametrize("method", ["weights", "local", "moments", "mean"])
+def test_every_method_measures_the_same_novelty(trained: nn.Module, fitted: dubito.Predictor, method: str) -> None:
+    images, _ = blobs(10, torch.Generator().manual_seed(3))
+    other = dubito.Predictor(trained, samples=2, method=method, seed=5)
+    generator = torch.Generator().manual_seed(1)
+    other.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
+    plain = dubito.Predictor(trained, samples=2, method=method, seed=5)(images)
+    found = other(images)
+    torch.testing.assert_close(found.novelty, fitted(images).novelty, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(found.probs, plain.probs)
+    assert plain.novelty is None
+
+
+def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) -> None:
+    novelty = fitted.novelty
+    assert novelty is not None
+    (tmp_path / "novelty.safetensors").write_bytes(novelty.to_bytes())
+    back = Novelty.load(tmp_path / "novelty.safetensors", fitted.head)
+    assert (back.name, back.layers, back.trial, back.notes) == (
+        novelty.name,
+        novelty.layers,
+        novelty.trial,
+        novelty.notes,
+    )
+    assert back.describe() == novelty.describe()
+    images, _ = blobs(10, torch.Generator().manual_seed(3))
+    observed = Observer(fitted._mean_network(), back.layers)(images)
+    torch.testing.assert_close(back(observed), fitted(images).novelty, atol=1e-5, rtol=1e-5)
+    (tmp_path / "novelty.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(RunError, match="damaged"):
+        Novelty.load(tmp_path / "novelty.safetensors", fitted.head)
+
+
+def test_percentiles_and_thresholds_are_those_of_the_held_out_images() -> None:
+    novelty = Novelty(Energy(torch.arange(2)), (), torch.arange(1.0, 100.0))
+    assert novelty.threshold(0.01) == 99  # the 99th of 99: a new image lies above with probability 1 / 100
+    assert novelty.threshold(0.1) == 90
+    assert Novelty(Energy(torch.arange(2)), (), torch.arange(1.0, 10.0)).threshold(0.01) == 9
+    torch.testing.assert_close(
+        novelty.percentile(torch.tensor([0.0, 50.0, 50.5, 200.0])), torch.tensor([0, 49.5 / 99, 50 / 99, 1])
+    )
+    with pytest.raises(OptionError, match="false_alarm"):
+        novelty.threshold(0)
+
+
+def test_where_no_score_finds_more_novelty_is_the_entropy_and_says_so() -> None:
+    network = Functional()
+    nn.init.zeros_(network.weight)  # to which all images look alike
+    predictor = dubito.Predictor(dubito.attach_head(network, "softmax"))
+    novelty = predictor.fit_novelty([blobs(200, torch.Generator().manual_seed(0))])
+    assert novelty.name == "entropy"
+    assert "is the entropy" in novelty.describe()
+    images, _ = blobs(5, torch.Generator().manual_seed(3))
+    prediction = predictor(images)
+    torch.testing.assert_close(prediction.novelty, prediction.entropy)
+
+
+def test_an_ensemble_measures_it_in_its_first_member(trained: nn.Module, fitted: dubito.Predictor) -> None:
+    predictor = dubito.Predictor(dubito.ensemble([trained, trained]), samples=2)
+    generator = torch.Generator().manual_seed(1)
+    predictor.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
+    images, _ = blobs(10, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(predictor(images).novelty, fitted(images).novelty, atol=1e-4, rtol=1e-4)
+
+
+def test_what_cannot_be_fitted_gets_a_sentence(trained: nn.Module) -> None:
+    predictor = dubito.Predictor(trained)
+    with pytest.raises(OptionError, match="at least 20"):
+        predictor.fit_novelty([blobs(10, torch.Generator())])
+    with pytest.raises(ShapeError, match="empty"):
+        predictor.fit_novelty([])
+    with pytest.raises(ShapeError, match="a class for each image"):
+        predictor.fit_novelty([(torch.zeros(30, 1, 8, 8), torch.zeros(30, 3))])
+    regression = dubito.attach_head(nn.Linear(4, 2), "gaussian")
+    with pytest.raises(OptionError, match="classifiers"):
+        dubito.Predictor(regression).fit_novelty(torch.randn(50, 4))
+
+
+def test_a_trial_without_three_classes_has_outliers_alone() -> None:
+    features = torch.randn(100, 4)
+    labels = torch.arange(100) % 2
+    score = ClassGaussians.fit(seen(features), labels, seen(features))
+    assert set(shares_found(score, seen(features), labels, {"far": seen(9 + features)})) == {"far"}
