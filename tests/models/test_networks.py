@@ -143,7 +143,7 @@ def mine() -> Iterator[str]:
         return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), hidden, nn.Linear(8, plan.num_outputs))
 
     yield "mine"
-    del registry._BUILDERS["mine"]
+    del registry._ENTRIES["mine"]
 
 
 def test_a_registered_plain_network_gets_its_twins_and_its_head(mine: str) -> None:
@@ -277,6 +277,7 @@ def test_a_few_steps_learn_a_batch(inference: str) -> None:
         ({"name": "resnet"}, r"model is 'resnet', but must be one of 'lenet5', 'alexnet', 'vgg16'"),
         ({"inference": "mcmc"}, r"inference is 'mcmc', but must be one of 'vi', 'frequentist', 'dropout'"),
         ({"activation": "sine"}, r"activation is 'sine'"),
+        ({"norm": "group"}, r"norm is 'group', but lenet5 has no choice of it"),
         ({"head": "gaussian"}, r"these networks classify"),
         ({"num_classes": 0}, r"num_classes is 0"),
         ({"dropout": 1.0}, r"dropout is 1.0"),

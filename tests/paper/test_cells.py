@@ -78,7 +78,7 @@ def test_the_cpu_budget_changes_nothing_of_the_default_preset_but_epochs_kl_of_a
     for cell in grid(CPU):
         found = settings(cell, CPU, Path("runs"))
         names = {"model": cell.model, "data": cell.data, "inference": cell.inference, "head": cell.head}
-        changed = {"epochs"} | ({"warm_start", "prior", "warmup_epochs"} if warm(cell, CPU) else set())
+        changed = {"epochs"} | ({"init", "prior", "warmup_epochs"} if warm(cell, CPU) else set())
         changed |= set(LONG_SETTINGS) if cell == LONG else set()
         weighed = CPU_KL.get((cell.model, cell.data), {})
         assert weighed == {name: getattr(found, name) for name in weighed}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from dubito.errors import OptionError, RunError
+from dubito.errors import RunError
 from dubito.layers import BayesLayer
 from dubito.training import Run, configure, train
 
@@ -25,7 +25,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_twins_weights_become_the_means_and_the_centre_of_an_empirical_prior(twin: Path, tmp_path: Path) -> None:
     # At this learning rate an epoch of three steps moves no weight by more than 1e-8.
-    config = configure(**SMALL, warm_start=str(twin), prior="empirical", learning_rate=1e-9, centralize=False)
+    config = configure(**SMALL, init=str(twin), prior="empirical", learning_rate=1e-9, centralize=False)
     network = train(config, tmp_path / "warm", console=quiet).load("last")
     point = Run.open(twin).load()
     layers = [(name, layer) for name, layer in network.named_children() if isinstance(layer, BayesLayer)]
@@ -41,11 +41,22 @@ def test_the_twins_weights_become_the_means_and_the_centre_of_an_empirical_prior
 
 @pytest.mark.parametrize("other", [{"head": "softmax"}, {"model": "alexnet"}, {"activation": "relu"}])
 def test_what_is_no_twin_is_refused_before_anything_is_written(twin: Path, tmp_path: Path, other: dict) -> None:
-    with pytest.raises(RunError, match="must be a trained frequentist run with the same model, head"):
-        train(configure(**{**SMALL, **other}, warm_start=str(twin)), tmp_path / "out", console=quiet)
+    (name,) = other
+    with pytest.raises(RunError, match=f"init is .*twin, whose {name} is .*, but this training's is {other[name]}"):
+        train(configure(**{**SMALL, **other}, init=str(twin)), tmp_path / "out", console=quiet)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_warm_start_of_point_estimates_makes_no_sense(twin: Path) -> None:
-    with pytest.raises(OptionError, match="means of a Bayesian network, but inference is 'frequentist'"):
-        configure(warm_start=str(twin), inference="frequentist")
+def test_settings_of_earlier_versions_name_the_twin_in_their_way(twin: Path) -> None:
+    assert configure(warm_start=str(twin)) == configure(init=str(twin))
+
+
+def test_a_training_takes_its_network_from_the_run_that_it_starts_from(twin: Path) -> None:
+    config = configure("finetune", init=str(twin))
+    assert (config.model, config.head, config.activation, config.prior) == (
+        "lenet5",
+        "softplus",
+        "softplus",
+        "empirical",
+    )
+    assert configure("finetune", init=str(twin), head="softmax").head == "softmax"

@@ -41,7 +41,7 @@ def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None
     file.write_text("epochs: 7\nlearning_rate: 1.0e-2\nprior: 0.5\n")
     config = configure("paper", file, epochs=3, model=None)
     assert (config.epochs, config.learning_rate, config.kl_schedule) == (3, 0.01, "blundell")
-    assert config.bayesian["prior"] == 0.5
+    assert config.layer_options["prior"] == 0.5
 
 
 @pytest.mark.parametrize("name", dubito.models.names())

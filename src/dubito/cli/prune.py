@@ -35,7 +35,7 @@ EXAMPLES = examples(
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 TRAINING_IMAGES = 256
 """How many training images the biases are corrected on."""
-_COPIED = ("config.yaml", "environment.json", "metrics.csv", "posterior.csv")
+_COPIED = ("config.yaml", "network.json", "environment.json", "metrics.csv", "posterior.csv")
 
 
 def prune(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ __all__ = ["EXAMPLES", "train"]
 EXAMPLES = examples(
     "dubito train --data digits --epochs 5 --out runs/first",
     "dubito train --data cifar10 --model alexnet --preset paper --seed 1",
+    "dubito train --data photos/ --model resnet18 --preset finetune --init resnet18.safetensors",
     "dubito train --config settings.yaml --temperature 1",
     "dubito train --resume runs/first",
     note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly; --resume goes on as if "
@@ -188,8 +190,14 @@ def _folder(config: TrainingConfig, out: Path | None) -> Path:
 
 def _names(config: TrainingConfig) -> Iterator[Path]:
     """Names for a run folder: runs/DATA-MODEL-INFERENCE-SEED, then the same with -2, -3 and so on."""
-    name = f"{Path(config.data).expanduser().resolve().stem}-{config.model}-{config.inference}-{config.seed}"
+    data, model = Path(config.data).expanduser().resolve().stem, _short(config.model)
+    name = f"{data}-{model}-{config.inference}-{config.seed}"
     return (Path("runs") / f"{name}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(2))))
+
+
+def _short(model: str) -> str:
+    """A network's name as part of a folder's: the last part of a path or of a function's name."""
+    return re.split(r"[/:.\\]", model.rstrip("/"))[-1]
 
 
 def _announcement(config: TrainingConfig) -> Any:
@@ -207,6 +215,12 @@ def _announcement(config: TrainingConfig) -> Any:
         )
         if uneven := _uneven(images.train_part):
             _say(uneven)
+        if getattr(module.network, "left_fresh", []):
+            fresh = ", ".join(module.network.left_fresh)
+            _say(f"Fresh, because the given weights have none for {classes} classes: {fresh}.")
+        frozen = sum(p.numel() for p in module.network.parameters() if not p.requires_grad)
+        if frozen:
+            _say(f"{frozen:,} of them are frozen.")
         if config.inference == "vi":
             exact = "the exact free energy" if config.temperature == 1 else "1 would be the exact free energy"
             _say(f"Temperature {config.temperature:g} ({exact}){_warmup(config)}, prior {config.prior}.")

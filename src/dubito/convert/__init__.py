@@ -6,6 +6,8 @@ from dubito.convert.bayesian import to_bayesian
 from dubito.convert.candidates import obstacle
 from dubito.convert.copying import deep_copy
 from dubito.convert.deterministic import to_deterministic
+from dubito.convert.freezing import freeze_parameters, hold_statistics, patterns_of
+from dubito.convert.last import last_layer
 from dubito.convert.logits import Logits
 from dubito.convert.pruning import pack, prune, sparsity, unpack, weights_left
 from dubito.convert.summary import Summary, summary
@@ -14,8 +16,12 @@ __all__ = [
     "Logits",
     "Summary",
     "deep_copy",
+    "freeze_parameters",
+    "hold_statistics",
+    "last_layer",
     "obstacle",
     "pack",
+    "patterns_of",
     "prune",
     "sparsity",
     "summary",

@@ -15,7 +15,7 @@ from dubito.estimators import DrawingModule
 from dubito.layers import TWINS
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Choice", "choose_parameters", "obstacle", "own_parameters"]
+__all__ = ["Choice", "choose_parameters", "obstacle", "own_parameters", "places"]
 
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 """Picks layers: by a pattern of names, by a type, or by a function of name and layer."""
@@ -97,7 +97,7 @@ def _pick(choice: Choice, module: nn.Module, able: Picked) -> Picked:
         first = {part: name for name, part in named.items()}
         everywhere = list(module.named_modules(remove_duplicate=False))
         fits = {name for name, part in everywhere if _fits(choice, name, part)}
-        hit = {first[part] for name, part in everywhere if not fits.isdisjoint(_places(name))}
+        hit = {first[part] for name, part in everywhere if not fits.isdisjoint(places(name))}
     elif callable(choice):
         hit = {name for name in able if choice(name, named[name])}
     else:
@@ -119,9 +119,9 @@ def _named_parameters(pattern: str, named: dict[str, nn.Module]) -> Picked:
     last = pattern.rsplit(".", 1)[-1]
     found: Picked = {}
     for name, part in named.items():
-        places = [p for p in own_parameters(part) if p == last and fnmatchcase(f"{name}.{p}".lstrip("."), pattern)]
-        if places:
-            found[name] = places
+        fitting = [p for p in own_parameters(part) if p == last and fnmatchcase(f"{name}.{p}".lstrip("."), pattern)]
+        if fitting:
+            found[name] = fitting
     return found
 
 
@@ -129,10 +129,10 @@ def _fits(choice: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, choice) if isinstance(choice, str) else isinstance(module, choice)
 
 
-def _places(name: str) -> Iterator[str]:
+def places(name: str) -> Iterator[str]:
     """The names of a module and of all that it is inside of.
 
-    >>> list(_places("a.b"))
+    >>> list(places("a.b"))
     ['', 'a', 'a.b']
     """
     yield ""

@@ -1,4 +1,5 @@
-"""Networks by name: a registry of builders, the three networks of the paper's appendix, and ResNets.
+"""Networks by name: a registry of builders, the three networks of the paper's appendix, residual networks,
+Hugging Face's, and the user's own.
 
 >>> import dubito
 >>> model = dubito.models.build("lenet5", num_classes=10, in_channels=1)
@@ -13,6 +14,7 @@ from dubito.models.network import Network
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan, names, register
 from dubito.models.resnet import ResNet, WideResNet
+from dubito.models.weights import load_weights, read_weights
 
 __all__ = [
     "ARCHITECTURES",
@@ -26,6 +28,8 @@ __all__ = [
     "WideResNet",
     "build",
     "initialize",
+    "load_weights",
     "names",
+    "read_weights",
     "register",
 ]

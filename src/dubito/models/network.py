@@ -74,4 +74,4 @@ def _layer(shape: Shape, plan: Plan) -> nn.Module:
 
 
 for _table in ARCHITECTURES.values():
-    register(_table.name)(partial(Network, _table))
+    register(_table.name, activation="softplus")(partial(Network, _table))

@@ -12,8 +12,9 @@ __all__ = ["Activation", "FilterResponseNorm", "Norm", "activation_layer", "norm
 
 
 class Activation(str, Enum):
-    """The nonlinearity after every layer but the last."""
+    """The nonlinearity after every layer but the last; ``own`` is the one that the network usually has."""
 
+    OWN = "own"
     SOFTPLUS = "softplus"
     RELU = "relu"
     LEAKY_RELU = "leaky_relu"
@@ -25,8 +26,9 @@ class Activation(str, Enum):
 
 
 class Norm(str, Enum):
-    """How the channels of a residual network are normalised."""
+    """How the channels of a network are normalised; ``own`` is as the network usually does it."""
 
+    OWN = "own"
     BATCH = "batch"
     GROUP = "group"
     FRN = "frn"

@@ -37,6 +37,8 @@ def remembered(build: Callable[Arguments, nn.Module]) -> Callable[Arguments, nn.
         whole = {name: value for name, value in given.arguments.items() if name not in variable}
         for name in variable & given.arguments.keys():
             whole |= given.arguments[name]
+        del whole["init"]  # its weights are in the network by now
+        whole["name"] = getattr(network, "portable_name", whole["name"])
         setattr(network, _ATTRIBUTE, {name: _plain(value) for name, value in whole.items() if _can_be_kept(value)})
         return network
 

@@ -8,6 +8,9 @@ A new network is one file with one function:
 
 It may return a network of plain torch layers: :func:`dubito.models.build` makes the Bayesian twin of it and attaches
 the head. The command line, the documentation and the tests read :func:`names`.
+
+A network that can have another nonlinearity or normalisation says which ones it has unless asked:
+``@register("mine", activation="relu", norm="batch")``. Without, asking for another one is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from enum import Enum
 
 from torch import nn
 
-from dubito.errors import OptionError, unknown
+from dubito.errors import OptionError, choose, unknown
 from dubito.heads import Head
 from dubito.layers import BayesianOptions
 from dubito.models.parts import Activation, Norm
 
-__all__ = ["Builder", "Inference", "Plan", "builder", "names", "register"]
+__all__ = ["Builder", "Entry", "Inference", "Plan", "names", "register", "registered"]
 
 
 class Inference(str, Enum):
@@ -44,11 +47,11 @@ class Plan:
         in_channels: 1 for gray images, 3 for colour.
         image_size: height and width of the images.
         inference: how the network will be trained.
-        activation: the nonlinearity.
+        activation: the nonlinearity; ``own`` for a network that has no choice of it.
         head: how outputs become probabilities.
         dropout: the probability of dropping a unit, with inference ``dropout``.
         bayesian: options of the Bayesian layers, with inference ``vi``.
-        norm: how channels are normalised, in networks that do so.
+        norm: how channels are normalised; ``own`` for a network that has no choice of it.
     """
 
     num_classes: int
@@ -60,29 +63,53 @@ class Plan:
     head: Head
     dropout: float
     bayesian: BayesianOptions = field(default_factory=lambda: BayesianOptions())
-    norm: Norm = Norm.BATCH
+    norm: Norm = Norm.OWN
 
 
 Builder = Callable[[Plan], nn.Module]
 
-_BUILDERS: dict[str, Builder] = {}
+
+@dataclass(frozen=True)
+class Entry:
+    """How a network is built.
+
+    Attributes:
+        build: makes it for a plan.
+        activation: the nonlinearity that it has unless asked, None if there is no choice.
+        norm: the normalisation that it has unless asked, None if there is no choice.
+        image_size: the size of images that it is usually used for.
+        chooses: whether `build` itself looks at nonlinearity and normalisation, and refuses what it does not have.
+    """
+
+    build: Builder
+    activation: Activation | None = None
+    norm: Norm | None = None
+    image_size: int = 32
+    chooses: bool = False
 
 
-def register(name: str) -> Callable[[Builder], Builder]:
-    """Register the decorated function as the builder of the network `name`.
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(
+    name: str, *, activation: str | None = None, norm: str | None = None, image_size: int = 32
+) -> Callable[[Builder], Builder]:
+    """Register the decorated function as the builder of the network `name`; see :class:`Entry` for the options.
 
     >>> @register("one layer")
     ... def one_layer(plan: Plan) -> nn.Module:
     ...     return nn.Sequential(nn.Flatten(), nn.Linear(plan.in_channels * plan.image_size**2, plan.num_outputs))
     >>> "one layer" in names()
     True
-    >>> del _BUILDERS["one layer"]
+    >>> del _ENTRIES["one layer"]
     """
 
     def keep(build: Builder) -> Builder:
-        if name in _BUILDERS:
+        if name in _ENTRIES:
             raise OptionError(f"There is a network {name!r} already; choose another name.")
-        _BUILDERS[name] = build
+        own_activation = None if activation is None else choose(Activation, activation, "activation")
+        own_norm = None if norm is None else choose(Norm, norm, "norm")
+        _ENTRIES[name] = Entry(build, own_activation, own_norm, image_size)
         return build
 
     return keep
@@ -94,11 +121,12 @@ def names() -> tuple[str, ...]:
     >>> names()[:3]
     ('lenet5', 'alexnet', 'vgg16')
     """
-    return tuple(_BUILDERS)
+    return tuple(_ENTRIES)
 
 
-def builder(name: str) -> Builder:
-    """The function that builds the network of that name; an unknown name lists the valid ones."""
-    if name not in _BUILDERS:
-        raise OptionError(unknown("model", name, names()))
-    return _BUILDERS[name]
+def registered(name: str) -> Entry:
+    """The entry of that name; an unknown name lists the valid ones."""
+    if name not in _ENTRIES:
+        others = " Or give hf:FOLDER, or package.module:function."
+        raise OptionError(unknown("model", name, names()) + others)
+    return _ENTRIES[name]

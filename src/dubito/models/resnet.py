@@ -13,14 +13,13 @@ network as in its authors' PyTorch code (``block1.layer.0.convShortcut``), so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dubito.models.parts import activation_layer, norm_layer
-from dubito.models.registry import Inference, Plan, register
+from dubito.models.registry import Builder, Inference, Plan, register
 
 __all__ = ["BasicBlock", "Bottleneck", "PreactivatedBlock", "ResNet", "WideResNet"]
 
@@ -201,15 +200,18 @@ def _for_any_images(block: type[BasicBlock | Bottleneck], blocks: tuple[int, ...
     return ResNet(block, blocks, 64, plan, small_stem=plan.image_size <= SMALL_IMAGE)
 
 
-BUILDERS: dict[str, Callable[[Plan], nn.Module]] = {
+SMALL: dict[str, Builder] = {
     "resnet20": partial(_for_small_images, 3),
     "resnet32": partial(_for_small_images, 5),
     "resnet56": partial(_for_small_images, 9),
+    "wide_resnet16_4": partial(WideResNet, 16, 4),
+}
+LARGE: dict[str, Builder] = {
     "resnet18": partial(_for_any_images, BasicBlock, (2, 2, 2, 2)),
     "resnet34": partial(_for_any_images, BasicBlock, (3, 4, 6, 3)),
     "resnet50": partial(_for_any_images, Bottleneck, (3, 4, 6, 3)),
-    "wide_resnet16_4": partial(WideResNet, 16, 4),
 }
 
-for _name, _builder in BUILDERS.items():
-    register(_name)(_builder)
+for _size, _builders in ((32, SMALL), (224, LARGE)):
+    for _name, _builder in _builders.items():
+        register(_name, activation="relu", norm="batch", image_size=_size)(_builder)

@@ -274,7 +274,7 @@ def settings(cell: Cell, budget: Budget, runs: Path) -> TrainingConfig:
         if cell == LONG:
             given |= LONG_SETTINGS
     if warm(cell, budget):
-        given |= {"warm_start": str(runs / cell.twin.name), "prior": "empirical", "warmup_epochs": 0.5}
+        given |= {"init": str(runs / cell.twin.name), "prior": "empirical", "warmup_epochs": 0.5}
     return configure(budget.preset, **given)
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dubito.paper.cells import TITLES
+from dubito.runs.config import with_defaults
 
 __all__ = ["GOALS", "Claim", "Judged", "goals", "judge"]
 
@@ -82,7 +83,7 @@ def _trained_alike(contents: Contents) -> Iterator[tuple[str, dict[str, Any], di
     warm = {
         f"{TITLES[row['model']]}, {TITLES[row['data']]}"
         for row in _measured(contents, "table1", inference="vi")
-        if ((cells.get(row["cell"]) or {}).get("settings", {}).get("warm_start", "none")) != "none"
+        if with_defaults((cells.get(row["cell"]) or {}).get("settings", {}))["init"] != "none"
     }
     asked = {"best_validation_accuracy", "validation_images"}
     return (pair for pair in _pairs(contents) if pair[0] not in warm and asked <= pair[1].keys() & pair[2].keys())

@@ -126,7 +126,7 @@ def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     return "## Settings", text, markdown(("setting", "appendix", "here"), rows)
 
 
-NOT_COMPARED = ("model", "data", "head", "seed", "warm_start", "warmup_epochs")
+NOT_COMPARED = ("model", "data", "head", "seed", "init", "warmup_epochs")
 """Settings that differ from cell to cell, and those that the appendix's schedule of KL does not use."""
 
 

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dubito.evaluation.figures import COLORS, STYLE, std_over_epochs, to_png, weight_over_epochs
 from dubito.paper.cells import TITLES
+from dubito.runs.config import with_defaults
 
 __all__ = ["figures"]
 
@@ -59,7 +60,7 @@ def _table1(content: Content) -> dict[str, Figure]:
 
 def _curve(content: Content, cell: str) -> list[dict[str, float]]:
     """The epochs of a cell, counted from those of the network that it started from."""
-    begun = content["curves"].get(content["cells"][cell]["settings"]["warm_start"], [])
+    begun = content["curves"].get(with_defaults(content["cells"][cell]["settings"])["init"], [])
     return [{**row, "epoch": row["epoch"] + len(begun)} for row in content["curves"][cell]]
 
 

@@ -108,7 +108,7 @@ def _watch(report: Report, deadline: float | None) -> pl.Callback:
 
 def different_settings(found: Mapping[str, Any], wanted: TrainingConfig) -> list[str]:
     """The names of the settings in use that differ from `wanted`; paths may be written differently."""
-    paths, stored = ("data", "warm_start"), with_defaults(found)
+    paths, stored = ("data", "init"), with_defaults(found)
     return [name for name, value in wanted.in_force().items() if stored[name] != value and name not in paths]
 
 

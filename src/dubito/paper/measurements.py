@@ -71,7 +71,7 @@ class Finished:
         environment = json.loads((self.run.path / "environment.json").read_text(encoding="utf-8"))
         done = json.loads((self.run.path / "finished.json").read_text(encoding="utf-8"))
         given = self.run.config.to_dict()
-        given |= {name: Path(given[name]).name for name in ("data", "warm_start")}  # no path of this machine
+        given |= {name: Path(given[name]).name for name in ("data", "init")}  # no path of this machine
         words = environment.get("command", [])
         environment["command"] = [Path(word).name if Path(word).is_absolute() else word for word in words]
         return {"settings": given, **environment, "training_seconds": done["training_seconds"]}

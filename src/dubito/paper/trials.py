@@ -26,8 +26,8 @@ def trials(folder: Path) -> str:
         config, metrics = run.config, run.metrics()
         usual = configure("default", model=config.model, data=config.data, inference=config.inference).to_dict()
         other = {name: value for name, value in config.to_dict().items() if value != usual[name] and name != "epochs"}
-        if "warm_start" in other:
-            other["warm_start"] = Path(config.warm_start).name  # a run folder
+        if "init" in other:
+            other["init"] = Path(config.init).name  # a run folder
         best, last = min(metrics, key=lambda row: row["val_nll"]), metrics[-1]
         rows.append(
             (

@@ -30,7 +30,10 @@ LARGEST_SEED = 2**62
 class TrainingConfig:
     """Everything that decides what a training does; the values here are the preset ``default``."""
 
-    model: str = _setting("lenet5", "Network by name; `dubito models` lists them.")
+    model: str = _setting(
+        "lenet5",
+        "Network by name (`dubito models` lists them), hf:FOLDER for one of Hugging Face, or package.module:function.",
+    )
     data: str = _setting(
         "digits",
         "Data set by name, or the path of a folder with a sub-folder per class, a .csv of path and label, or an .npz.",
@@ -69,11 +72,25 @@ class TrainingConfig:
         "Whether --augment mirrors images: auto does with photographs above 64 pixels, and known data sets that allow "
         "it.",
     )
-    activation: Literal["softplus", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "tanh"] = _setting(
-        "softplus", "Nonlinearity: softplus, relu, leaky_relu, elu, gelu, silu, mish or tanh."
+    activation: Literal["own", "softplus", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "tanh"] = _setting(
+        "softplus",
+        "Nonlinearity: softplus, relu, leaky_relu, elu, gelu, silu, mish, tanh, or own, what the network usually has.",
     )
-    norm: Literal["batch", "group", "frn"] = _setting(
-        "batch", "How residual networks normalise: batch, group or frn (filter response)."
+    norm: Literal["own", "batch", "group", "frn"] = _setting(
+        "own",
+        "Normalisation: batch, group, frn (filter response), or own, what the network usually has (ResNets: batch).",
+    )
+    bayesian: str = _setting(
+        "all",
+        "Layers with posteriors: all, last (the one that makes the logits), or patterns of names, as in 'layer4,fc'.",
+    )
+    init: str = _setting(
+        "none",
+        "Trained weights to start from: a .safetensors file, a state dict of torch, or a run folder. They become the "
+        "means, and an empirical prior's; a classifier of other classes stays fresh.",
+    )
+    freeze: str = _setting(
+        "none", "Modules and parameters that do not learn: patterns of names, as in 'conv1,layer1.*'."
     )
     head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
         "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
@@ -84,6 +101,9 @@ class TrainingConfig:
     )
     posterior: Literal["std", "alpha", "low_rank"] = _setting("std", "Family of the posterior: std, alpha or low_rank.")
     initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
+    relative_std: float = _setting(
+        0.0, "The same as a share of the root mean square of the weights of a tensor; 0 takes --initial-std."
+    )
     prior: str = _setting(
         "learned", "Prior: standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."
     )
@@ -99,10 +119,6 @@ class TrainingConfig:
         "number for each class, such as 1,1,5.",
     )
     label_smoothing: float = _setting(0.0, "Share of every label that is spread evenly over the classes, 0 to 1.")
-    warm_start: str = _setting(
-        "none",
-        "Run folder of a frequentist network whose weights become the initial means, and an empirical prior's.",
-    )
     validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
     seed: int = _setting(0, "Random seed of initialisation, split, order, augmentation and noise.")
@@ -127,6 +143,7 @@ class TrainingConfig:
             "workers": 1,
             "size": 0,
             "l2": 0,
+            "relative_std": 0,
             "clip": 0,
             "temperature": 0,
             "warmup_epochs": 0,
@@ -139,7 +156,7 @@ class TrainingConfig:
         for name in ("learning_rate", "initial_std"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be positive and finite.")
-        for name in ("temperature", "warmup_epochs", "l2", "clip", "checkpoint_minutes"):
+        for name in ("temperature", "warmup_epochs", "l2", "clip", "relative_std", "checkpoint_minutes"):
             if not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be finite.")
         if self.seed > LARGEST_SEED:
@@ -149,8 +166,6 @@ class TrainingConfig:
         if not 0 <= self.label_smoothing <= 1:
             raise OptionError(f"label_smoothing is {self.label_smoothing}, but must lie in 0 ... 1.")
         self.given_class_weights  # noqa: B018  (refuses what is none)
-        if self.warm_start != "none" and self.inference != "vi":
-            raise OptionError(f"warm_start gives the means of a Bayesian network, but inference is {self.inference!r}.")
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
             raise OptionError(f"batch_size is {self.batch_size}, but must be a multiple of the {processes} processes.")
@@ -194,8 +209,8 @@ class TrainingConfig:
         return weights
 
     @property
-    def bayesian(self) -> dict[str, Any]:
-        """The options of the Bayesian layers, none for other networks."""
+    def layer_options(self) -> dict[str, Any]:
+        """Which layers are Bayesian, and their options; none for other networks."""
         if self.inference != "vi":
             return {}
         try:
@@ -203,11 +218,11 @@ class TrainingConfig:
         except ValueError:
             prior = self.prior
         options = {"estimator": self.estimator, "posterior": self.posterior, "initial_std": self.initial_std}
-        return {**options, "prior": prior}
+        return {**options, "prior": prior, "bayesian": self.bayesian, "relative_std": self.relative_std}
 
 
 USED_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("estimator", "posterior", "initial_std", "prior", "warm_start"), ("vi",)),
+    **dict.fromkeys(("bayesian", "estimator", "posterior", "initial_std", "relative_std", "prior"), ("vi",)),
     **dict.fromkeys(("kl_schedule", "warmup_epochs", "temperature"), ("vi",)),
     **dict.fromkeys(("samples", "validation_samples"), ("vi", "dropout")),
     "dropout": ("dropout",),
@@ -238,6 +253,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "samples": 10,
         "validation_samples": 10,
     },
+    # A trained network goes on: few and small steps, posteriors that start narrow for the size of each layer's weights
+    # and pay only for what they change, and draws of weights, which are what predictions see.
+    "finetune": {
+        "epochs": 5,
+        "learning_rate": 3e-4,
+        "centralize": False,
+        "head": "softmax",
+        "crop": 4,
+        "estimator": "weight",
+        "relative_std": 0.05,
+        "prior": "empirical",
+        "warmup_epochs": 1.0,
+        "temperature": 0.05,
+    },
 }
 """Named settings; what a preset does not name has its default."""
 
@@ -245,8 +274,11 @@ WIDER_NETWORKS: dict[str, dict[str, Any]] = {
     "alexnet": {"learning_rate": 1e-3, "temperature": 0.01, "clip": 3.0},
     "vgg16": {"learning_rate": 2e-4, "temperature": 0.01, "clip": 3.0},
 }
+"""Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL. Without
+clipping AlexNet's loss jumps about once in a training of 20 epochs, which costs it an epoch or two; with it VGG16 takes
+twice the learning rate."""
+
 RESIDUAL: dict[str, Any] = {
-    "activation": "relu",
     "head": "softmax",
     "epochs": 20,
     "crop": 4,
@@ -260,10 +292,6 @@ RESIDUAL_BY_INFERENCE: dict[str, dict[str, Any]] = {
 }
 """Where the preset ``default`` differs for residual networks: the recipe that they are usually trained by; draws of
 weights, because the noise of ``local`` averages out before the global pooling."""
-
-"""Where the preset ``default`` differs for wider networks: a step moves more inputs, and more weights cost KL. Without
-clipping AlexNet's loss jumps about once in a training of 20 epochs, which costs it an epoch or two; with it VGG16 takes
-twice the learning rate."""
 
 NARROW_NETWORKS: dict[str, dict[str, Any]] = {"lenet5": {"dropout": 0.05}}
 """Where the preset ``default`` differs for MC dropout in narrow networks: half of six channels is too little to learn
@@ -280,25 +308,29 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
         raise OptionError(unknown("preset", preset, PRESETS))
     given = {} if file is None else _read_yaml(Path(file))
     given.update({name: value for name, value in settings.items() if value is not None})
+    given = by_todays_names(given)
+    begun = _of_run(given.get("init"))
+    model = str({**begun, **given}.get("model", TrainingConfig.model))
     of_model: dict[str, Any] = {}
     if preset == "default":
-        model = str(given.get("model", TrainingConfig.model))
         of_model = WIDER_NETWORKS.get(model, {})
         if "resnet" in model:
             of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(str(given.get("inference", "vi")), {})}
         if given.get("inference") == "dropout":
             of_model = {**of_model, **NARROW_NETWORKS.get(model, {})}
-    merged = {**PRESETS[preset], **of_model, **given}
+    merged = {**PRESETS[preset], **of_model, **begun, **given}
     known = {f.name: f for f in fields(TrainingConfig)}
     for name, value in merged.items():
         if name not in known:
             raise OptionError(unknown("setting", name, known))
         merged[name] = _checked(name, value, str(known[name].type))
-    _check_model(merged.get("model"))
+    own = _own_activation(merged.get("model", TrainingConfig.model))
+    if merged.get("activation", "own") == "own":
+        merged["activation"] = own
     return TrainingConfig(**merged)
 
 
-RENAMED = {"parameterization": "posterior"}
+RENAMED = {"parameterization": "posterior", "warm_start": "init"}
 """Settings of earlier versions that have another name today."""
 
 
@@ -320,11 +352,26 @@ def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {**TrainingConfig().to_dict(), **by_todays_names(stored)}
 
 
-def _check_model(name: Any) -> None:
-    if name not in (None, TrainingConfig.model):  # the registry needs torch, which the default should not wait for
-        from dubito.models.registry import builder
+def _of_run(init: Any) -> dict[str, Any]:
+    """Settings that a training takes from the run folder that it starts from, unless given: those of its network."""
+    file = Path(str(init)).expanduser() / "config.yaml"
+    if not isinstance(init, str) or not file.is_file():
+        return {}
+    stored = _read_yaml(file)
+    return {name: stored[name] for name in ("model", "activation", "norm", "head") if name in stored}
 
-        builder(name)
+
+def _own_activation(name: str) -> str:
+    """The nonlinearity that a network has unless asked; a network that does not exist is refused."""
+    if name == TrainingConfig.model:  # the registry needs torch, which the default should not wait for
+        return TrainingConfig.activation
+    from dubito.models.building import is_elsewhere
+    from dubito.models.registry import registered
+
+    if is_elsewhere(name):  # it is looked for when it is built
+        return "own"
+    own = registered(name).activation
+    return "own" if own is None else own.value
 
 
 def _checked(name: str, value: Any, annotation: str) -> Any:

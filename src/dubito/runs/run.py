@@ -4,6 +4,7 @@
     environment.json   commit, versions, hardware, seed and command
     metrics.csv        a row per epoch
     posterior.csv      mean and standard deviation of one weight per Bayesian layer, a row per epoch and layer
+    network.json       configuration of a network of Hugging Face, so that its folder is not needed
     best.safetensors   the network at the epoch with the lowest validation NLL
     novelty.safetensors  what training images look like to the network: how novelty is measured
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
@@ -63,6 +64,10 @@ class Run:
         refuse_existing(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
+        if self.config.model.startswith("hf:"):
+            from dubito.models.hugging_face import configuration
+
+            write_atomically(self.path / "network.json", json.dumps(configuration(self.config.model), indent=2) + "\n")
         content = {"training": self.config.to_dict(), "data": asdict(self.data)}
         write_atomically(self.path / "config.yaml", _to_yaml(content))
 
@@ -255,13 +260,13 @@ class Run:
         content = json.dumps(asdict(made.calibration), indent=2, allow_nan=False)
         write_atomically(self.path / CALIBRATION, content + "\n")
 
-    def build(self) -> nn.Module:
-        """The run's network with fresh weights."""
+    def build(self, *, start: bool = False) -> nn.Module:
+        """The run's network with fresh weights; with `start`, with those that its training starts from."""
         from dubito.models import build
 
-        config = self.config
+        config, stored = self.config, self.path / "network.json"
         return build(
-            config.model,
+            f"hf:{stored}" if stored.exists() and not start else config.model,
             len(self.data.class_names),
             self.data.channels,
             config.inference,
@@ -270,19 +275,29 @@ class Run:
             head=config.head,
             dropout=config.dropout,
             norm=config.norm,
-            **config.bayesian,
+            freeze=config.freeze,
+            init=config.init if start else "none",
+            **config.layer_options,
         )
+
+    def skeleton(self) -> nn.Module:
+        """The run's network to load weights into: without memory for its own if it is of the registry."""
+        import torch
+
+        from dubito.models import names
+
+        if self.config.model not in names():  # its code may need real tensors
+            return self.build()
+        with torch.device("meta"):
+            return self.build()
 
     def load(self, checkpoint: str = "best") -> nn.Module:
         """The trained network, in evaluation mode."""
-        import torch
-
         from dubito.runs.attached import attach_data
 
         tensors, _ = self.read_checkpoint(checkpoint)
         weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
-        with torch.device("meta"):
-            network = self.build()
+        network = self.skeleton()
         try:
             network.load_state_dict(weights, assign=True)
         except RuntimeError as error:

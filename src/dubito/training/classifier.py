@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 from typing_extensions import Unpack
 
+from dubito.convert import hold_statistics
 from dubito.data.batches import key_seed
 from dubito.errors import NonFiniteError, OptionError
 from dubito.heads.categorical import LabelOptions
@@ -167,6 +168,10 @@ class Classifier(pl.LightningModule):
         if math.isinf(counted):
             raise OptionError("The training data has no length, so give Classifier its batches_per_epoch.")
         return int(counted)
+
+    def on_train_epoch_start(self) -> None:
+        """Let frozen batch norm keep its statistics."""
+        hold_statistics(self.network)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The free energy of one minibatch."""

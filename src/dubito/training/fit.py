@@ -18,12 +18,12 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
 from torch import Tensor
 
-from dubito.convert import to_bayesian
 from dubito.data import DATASETS, Fit
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
 from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
 from dubito.heads import balanced_class_weights
+from dubito.models.building import set_relative_std
 from dubito.models.initialization import initialize
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import Run
@@ -53,13 +53,16 @@ def train(
     optimizer_maker(config.optimizer)  # refuses an unknown one
     if config.data not in DATASETS:  # a path, which must be found from every working directory
         config = replace(config, data=str(Path(config.data).expanduser().resolve()))
+    config = replace(config, init=_resolved(config.init), model=_resolved(config.model, "hf:"))
     images = _images(config)
     run = Run(Path(out), config, images.describe())
-    with torch.device("meta"):
-        run.build()  # settings that do not fit each other are refused before anything is written
     _class_weights(run, images)
-    if config.warm_start != "none":
-        _twin(run)
+    _require_same_outputs(run)
+    # Settings that do not fit each other are refused before anything is written.
+    if config.init != "none":
+        run.build(start=True)
+    else:
+        run.skeleton()
     if first:
         run.create()
     try:
@@ -94,6 +97,12 @@ def resume(
             "new run."
         )
     return _fit(run, images, console, report_every, callbacks or [])
+
+
+def _resolved(text: str, prefix: str = "") -> str:
+    """A path after a prefix as it is found from every working directory; what is no path stays as it is."""
+    path = Path(text.removeprefix(prefix)).expanduser()
+    return prefix + str(path.resolve()) if text.startswith(prefix) and text != "none" and path.exists() else text
 
 
 def _require_accelerator(name: str) -> None:
@@ -171,14 +180,14 @@ def _module(run: Run, images: ImageData) -> Classifier:
     """The network, initialised on its own data, in the Lightning module that trains it."""
     config = run.config
     torch.manual_seed(config.seed)
-    network = run.build()
+    fresh = not run.has_checkpoint("last")
+    network = run.build(start=fresh)
     batches = images.batches(images.train_part, train=True)
     batches_per_epoch = -(-len(images.train_part.labels) // config.batch_size)
-    if not run.has_checkpoint("last"):
+    if fresh and config.init == "none":
         batches.augment = None
         initialize(network, next(iter(batches))[0])
-        if config.warm_start != "none":
-            network.load_state_dict(to_bayesian(_twin(run).load(), **config.bayesian).state_dict())
+        set_relative_std(network, config.relative_std)
     return Classifier(
         network,
         num_data=run.data.num_data,
@@ -211,19 +220,18 @@ def _class_weights(run: Run, images: ImageData) -> Tensor | None:
     return torch.tensor(given)
 
 
-def _twin(run: Run) -> Run:
-    """The run whose weights become this one's initial means; a run that does not fit is refused."""
-    twin = Run.open(run.config.warm_start)
-    names = ("model", "head", "activation")
-    alike = all(getattr(twin.config, name) == getattr(run.config, name) for name in names)
-    described = ("class_names", "channels", "size")
-    alike &= all(getattr(twin.data, name) == getattr(run.data, name) for name in described)
-    if not alike or twin.config.inference == "vi" or not twin.has_checkpoint("best"):
-        raise RunError(
-            f"warm_start is {twin.path}, but must be a trained frequentist run with the same model, head, activation, "
-            "classes, channels and image size."
-        )
-    return twin
+def _require_same_outputs(run: Run) -> None:
+    """Refuse to start from a run whose weights mean something else although they may fit."""
+    if not (Path(run.config.init).expanduser() / "config.yaml").is_file():
+        return
+    begun = Run.open(run.config.init)
+    for name in ("model", "activation", "norm", "head"):
+        found, wanted = getattr(begun.config, name), getattr(run.config, name)
+        if found != wanted:
+            raise RunError(
+                f"init is {begun.path}, whose {name} is {found}, but this training's is {wanted}: leave --{name} out, "
+                "or start from another run."
+            )
 
 
 def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.Callback]) -> pl.Trainer:
