@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 __all__ = ["at_least_single", "inverse_softplus", "log_softplus", "softplus"]
 
@@ -30,40 +28,7 @@ def softplus(x: Tensor) -> Tensor:
     >>> softplus(torch.tensor([-1e4, 0.0, 1e4]))
     tensor([0.0000e+00, 6.9315e-01, 1.0000e+04])
     """
-    if torch.compiler.is_compiling() or not _is_moderate(x):
-        return F.softplus(x, threshold=40.0)
-    result: Tensor = _Softplus.apply(x)
-    return result
-
-
-class _Softplus(torch.autograd.Function):
-    """log(1 + exp x) by that formula, which takes half as long as the one for all numbers."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.exp().log1p_()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradients[0] * torch.sigmoid(x)
-
-
-def _is_moderate(x: Tensor) -> bool:
-    """Whether one look at many numbers tells that none comes near the limits of float32."""
-    if x.numel() < MANY or x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
-        return False
-    if is_tracing() or torch.func.debug_unwrap(x, recurse=False) is not x:
-        return False  # values cannot be looked at
-    if forward_ad.unpack_dual(x).tangent is not None:
-        return False
-    smallest, largest = (float(end) for end in x.detach().aminmax())
-    return smallest > -40 and largest < 80
-
-
-MANY = 1 << 12
-"""Numbers from which on a look at all of them pays."""
+    return F.softplus(x, threshold=40.0)
 
 
 def log_softplus(x: Tensor) -> Tensor:

@@ -167,6 +167,19 @@ def test_network_of_mixed_kinds_has_the_sum_over_its_layers():
     assert total.item() == pytest.approx(sum(layer.kl_divergence().item() for layer in layers), rel=1e-6)
 
 
+@pytest.mark.parametrize("prior", ["standard", "fan_in", GaussianPrior(mean=0.5, std=0.3), "learned"])
+def test_small_posteriors_have_the_divergences_and_gradients_that_they_have_alone(prior):
+    """Several are joined if their priors are equal; a frozen one among them stays so."""
+    network = randomize(nn.Sequential(*(dubito.BayesLinear(size, 3, prior=prior) for size in (1, 3, 5))).double())
+    network[1].weight_mean.requires_grad_(False)
+    learning = [p for p in network.parameters() if p.requires_grad]
+    together = dubito.kl_divergence(network)
+    apart = sum(q.kl_divergence() for layer in network for q in layer.posteriors.values())
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=0)
+    for joined, alone in zip(*(torch.autograd.grad(kl, learning) for kl in (together, apart)), strict=True):
+        torch.testing.assert_close(joined, alone, rtol=1e-12, atol=0)
+
+
 def test_shared_layer_counts_once():
     layer = randomize(make_layer("Linear"))
     network = nn.ModuleDict({"first": layer, "again": layer, "deeper": nn.Sequential(layer)})

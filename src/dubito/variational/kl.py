@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito.errors import NonFiniteError, OptionError
 from dubito.variational.draws import drawn_groups
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import Posterior, posteriors
 
 __all__ = ["describe_non_finite", "kl_divergence"]
 
@@ -39,17 +39,24 @@ def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     if not found:
         anchor = next(module.parameters(), torch.zeros(()))
         return torch.zeros((), device=anchor.device)
-    total: Tensor | None = None
-    for q in found:
-        if samples is None:
-            term = q.kl_divergence()
-        else:
-            weights = drawn_groups(q, 1, False) + [q.draw() for _ in range(samples - 1)]
-            term = torch.stack([q.log_prob(w) - q.prior.log_prob(w) for w in weights]).mean()
-        total = term if total is None else total + term.to(total.device)
-    assert total is not None
+    terms = _joint(found) if samples is None else [_estimate(q, samples) for q in found]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term.to(total.device)
     _require_finite(total, module)
     return total
+
+
+def _joint(found: list[Posterior]) -> list[Tensor]:
+    """The divergences in closed form; a family may add up those of several posteriors."""
+    families = dict.fromkeys(type(q) for q in found)
+    return [term for family in families for term in family.divergences([q for q in found if type(q) is family])]
+
+
+def _estimate(q: Posterior, samples: int) -> Tensor:
+    """The mean of log q(w) - log p(w) over draws, the first of which is that of the pass under way."""
+    weights = drawn_groups(q, 1, False) + [q.draw() for _ in range(samples - 1)]
+    return torch.stack([q.log_prob(w) - q.prior.log_prob(w) for w in weights]).mean()
 
 
 def _require_finite(total: Tensor, module: nn.Module) -> None:

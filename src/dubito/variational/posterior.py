@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from dubito.errors import OptionError
 from dubito.noise import standard_normal
@@ -120,6 +122,11 @@ class Posterior(nn.Module, ABC):
     def kl_divergence(self) -> Tensor:
         """KL[q || p], summed over the weights, in nats; one draw estimates it where the prior has no closed form."""
         return self.prior.divergence(self)
+
+    @classmethod
+    def divergences(cls, found: Sequence[Self]) -> list[Tensor]:
+        """Scalars whose sum is KL[q || p] of all these posteriors; a family may compute some of them together."""
+        return [q.kl_divergence() for q in found]
 
     @torch.no_grad()
     def erase(self, where: Tensor) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from dubito import kernels
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
@@ -11,6 +14,9 @@ from dubito.variational.posterior import DiagonalPosterior, require_std
 from dubito.variational.prior import GaussianPrior
 
 __all__ = ["StdPosterior"]
+
+SMALL = 1 << 16
+"""Weights up to which the number of operations costs more than what they do."""
 
 
 class StdPosterior(DiagonalPosterior):
@@ -51,3 +57,32 @@ class StdPosterior(DiagonalPosterior):
                 divergence: Tensor = kernel(*arguments)
                 return divergence
         return super().kl_divergence()
+
+    @classmethod
+    def divergences(cls, found: Sequence[Self]) -> list[Tensor]:
+        """Small posteriors under equal Gaussian priors are joined end to end, which takes fewer operations."""
+        groups: dict[object, list[Self]] = {}
+        for q in found:
+            groups.setdefault(q._joins(), []).append(q)
+        return [
+            q.kl_divergence() if len(group) == 1 else _joined(group) for group in groups.values() for q in group[:1]
+        ]
+
+    def _joins(self) -> object:
+        """What posteriors have in common that can be joined; the posterior itself if it cannot be."""
+        prior, shape = self.prior, self.mean.shape
+        if not isinstance(prior, GaussianPrior) or prior.mean.numel() > 1 or shape.numel() > SMALL:
+            return self
+        if kernels.find("gaussian_kl", self.mean, self.rho, prior.mean, prior.std) is None:
+            return self
+        return float(prior.mean), float(prior.std), self.mean.dtype, self.mean.device
+
+
+def _joined(group: Sequence[StdPosterior]) -> Tensor:
+    """KL of posteriors that have the first one's prior."""
+    mean, rho = (
+        torch.cat([part.flatten() for part in parts]) for parts in ([q.mean for q in group], [q.rho for q in group])
+    )
+    prior = group[0].prior
+    divergence: Tensor = kernels.TABLE["gaussian_kl"].compute(mean, rho, prior.mean, prior.std)
+    return divergence
