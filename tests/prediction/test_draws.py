@@ -12,6 +12,7 @@ from dubito.prediction import draws as module
 from dubito.prediction.weights import DrawnWeights
 from dubito.variational.families import StdPosterior
 from dubito.variational.posterior import posteriors
+from dubito.variational.unused import looked_at
 
 DOUBLE = torch.float64
 BUDGETS = pytest.mark.parametrize("memory", [0, 1 << 30], ids=["made again", "kept"])
@@ -217,7 +218,7 @@ class Reading(nn.Module):
 
     def forward(self, x):
         if self.reader is None:
-            return self.norm(nn.functional.linear(x, self.layer.weight))
+            return self.norm(nn.functional.linear(x, self.layer.weight, self.layer.bias))
         return self.norm(self.reader(x))
 
 
@@ -227,7 +228,7 @@ class InList(nn.Module):
         self.held = [layer]
 
     def forward(self, x):
-        return nn.functional.linear(x, self.held[0].weight)
+        return nn.functional.linear(x, self.held[0].weight, self.held[0].bias)
 
 
 class Calling(nn.Module):
@@ -348,6 +349,7 @@ def test_few_images_in_one_product_and_many_one_by_one_agree(count, monkeypatch)
 
 def test_few_images_run_through_the_network_once():
     model = network()
+    looked_at.add(model)
     shapes = []
     model[1].register_forward_hook(lambda part, inputs, output: shapes.append(tuple(inputs[0].shape)))
     predictor = dubito.Predictor(model, 6)

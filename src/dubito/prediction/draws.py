@@ -25,12 +25,13 @@ from dubito.estimators import Local, forced
 from dubito.heads.split import Sampling
 from dubito.noise import standard_normal
 from dubito.prediction.dropout import MaskedDropout, Masks, drawn_dropout
+from dubito.prediction.first_look import FirstLook, Followed, at_mean
 from dubito.prediction.remembering import Remembering
 from dubito.prediction.weights import DrawnWeights, Weights, seeds_of
 from dubito.prediction.workers import Workers
 from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import Posterior, posteriors
 
 __all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "frozen"]
 
@@ -78,10 +79,15 @@ class WeightDraws(Draws):
         self._prototype = (frozen(network, share), slots)
         self._dropout = dropout
         self._workers: Workers[_Worker] = Workers()
+        self._look = FirstLook(model)
+        self._names = {q: name for name, q in posteriors(model).items()}
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """All draws at once for few images of a small network, otherwise one after the other."""
+        if self._look.is_due:
+            with self._workers.one(self._make_worker) as worker:
+                self._look(batch, lambda images: worker.followed(images, self.weights, self._names))
         small = self.weights.bytes_per_draw <= SMALL_DRAW
         if self._stacks and len(batch) <= FEW_IMAGES and small:
             with self._workers.one(self._make_worker) as worker:
@@ -150,6 +156,17 @@ class _Worker:
                 if self._memory is not None:
                     self._memory.begin_draw(first=number == 0)
                 yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+        finally:
+            self._let_go()
+
+    def followed(self, batch: Tensor, weights: DrawnWeights, names: dict[Posterior, str]) -> Followed:
+        """The outputs of the first draw, and its weights by name, which the outputs can be followed back to."""
+        drawn = {q: tensor.detach().requires_grad_() for q, tensor in next(iter(weights)).items()}
+        fill(self.slots, drawn)
+        if self._memory is not None:
+            self._memory.begin_draw(first=True)
+        try:
+            return self.network(batch), {names[q]: tensor for q, tensor in drawn.items()}
         finally:
             self._let_go()
 
@@ -225,10 +242,12 @@ class LocalDraws(Draws):
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = frozen(deep_copy(model, keep), share)
         self._dropout = dropout
+        self._look = FirstLook(model)
         self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One draw after the other."""
+        self._look(batch, lambda images: at_mean(self._prototype, images))
         given = _Unchanged(batch)
         with self._workers.one(self._make_worker) as (network, noise, masks):
             for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):

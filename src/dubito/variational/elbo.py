@@ -17,21 +17,20 @@ of an epoch: kl_weight = temperature * M * beta_i, where the beta_i sum to 1.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from enum import Enum
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from dubito.errors import DubitoWarning, OptionError, ShapeError, choose, not_a_tensor
+from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
 from dubito.heads import CategoricalLikelihood, Head, get_head, resolve_head
 from dubito.heads.categorical import LabelOptions
 from dubito.variational.draws import one_pass
 from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import posteriors
+from dubito.variational.unused import looked_at, unused, warn_of_unused
 
 __all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
 
@@ -125,35 +124,20 @@ class ELBO:
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
         kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
-        _warn_of_unused(model, nll)
+        _look_for_unused(model, nll)
         weight = self.temperature if kl_weight is None else kl_weight
         return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
 
 
-_seen: WeakSet[nn.Module] = WeakSet()
-"""Networks whose posteriors were looked at, since one look is enough for any number of objectives."""
-
-
-def _warn_of_unused(model: nn.Module, nll: Tensor) -> None:
+def _look_for_unused(model: nn.Module, nll: Tensor) -> None:
     """Once for a model: name the posteriors that the likelihood does not depend on, though KL counts them."""
-    if torch.compiler.is_compiling() or model in _seen or not nll.requires_grad:
+    if torch.compiler.is_compiling() or model in looked_at or not nll.requires_grad:
         return
     if torch.func.debug_unwrap(nll, recurse=False) is not nll:
         return  # a transform of torch.func differentiates in its own way
-    _seen.add(model)
-    learning = {name: q.mean for name, q in posteriors(model).items() if q.mean.requires_grad}
-    if not learning:
-        return
-    found = torch.autograd.grad(nll, list(learning.values()), retain_graph=True, allow_unused=True)
-    unused = [name for name, gradient in zip(learning, found, strict=True) if gradient is None]
-    if unused:
-        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-        warnings.warn(
-            f"The forward pass did not use {shown}, but KL counts them: leave those layers out with "
-            "to_bayesian(only=...), or check that the network calls them.",
-            DubitoWarning,
-            stacklevel=3,
-        )
+    looked_at.add(model)
+    names = unused(nll, {name: q.mean for name, q in posteriors(model).items()})
+    warn_of_unused(names, "The forward pass", "KL counts them", stacklevel=3)
 
 
 def _mean_log_probs(draws: list[Tensor]) -> Tensor | None:

@@ -38,6 +38,7 @@ from dubito.heads.split import Sampling
 from dubito.linear_map import LinearMap
 from dubito.prediction.draws import Draws, frozen
 from dubito.prediction.dropout import drawn_dropout
+from dubito.prediction.first_look import FirstLook, at_mean
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
 from dubito.prediction.moments.gaussian import root, safe_sqrt
 from dubito.prediction.moments.linear import Weights
@@ -93,10 +94,12 @@ class MomentDraws(Draws):
         keep = {id(p): p for p in model.parameters()} if share else {}
         self._prototype = frozen(deep_copy(model, keep), share)
         self._drops = [name for name, part in model.named_modules() if part in drops]
+        self._look = FirstLook(model)
         self._workers: Workers[tuple[nn.Module, Propagate]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One block of points (T, N, C)."""
+        self._look(batch, lambda images: at_mean(self._prototype, images))
         with self._workers.one(self._make_worker) as (network, propagate):
             given = batch.clone()  # it may be changed in place
             moments = logit_moments(network, given, propagate, logits=self._logits)
