@@ -25,7 +25,10 @@ def test_training_says_what_it_does_and_what_comes_next(dubito, tmp_path: Path) 
     result = dubito("train", "--epochs", 1, "--out", "runs/first", *QUICK)
     assert result.code == 0
     assert "Training a Bayesian lenet5 on digits (preset default, seed 0)." in result.out
-    assert "1,294 training and 144 validation images of 10 classes; 123,412 parameters." in result.out
+    assert (
+        "1,294 training and 144 validation images of 10 classes, 32 x 32 pixels in gray; 123,412 parameters."
+        in result.out
+    )
     reached = "reached over 2 epochs, of which there are only 1"
     assert f"Temperature 0.05 (1 would be the exact free energy), {reached}, prior learned." in result.out
     assert "Best epoch 1 of 1: validation accuracy " in result.out

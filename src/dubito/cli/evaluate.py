@@ -107,7 +107,9 @@ def evaluate(
         ),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Classes shown, the worst first; 0 for all.")] = 10,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images at once.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
+    ] = 256,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     debug: Debug = False,
 ) -> None:

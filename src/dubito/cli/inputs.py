@@ -45,7 +45,7 @@ def _images(argument: str, data: DataDescription) -> Iterable[Image]:
     path = Path(argument).expanduser()
     if argument in DATASETS or (path.suffix.lower() == ".npz" and path.is_file()):
         return _of_dataset(argument, data)
-    return (_of_file(file, data) for file in _files(argument, path))
+    return (_of_file(file, data, _truth(file, path, data)) for file in _files(argument, path))
 
 
 def _files(argument: str, path: Path) -> list[Path]:
@@ -86,10 +86,18 @@ def _in_folder(folder: Path, required: bool = True) -> list[Path]:
     return files
 
 
-def _of_file(path: Path, data: DataDescription) -> Image:
+def _truth(file: Path, folder: Path, data: DataDescription) -> str | None:
+    """The class of a file in a labelled folder: the name of the nearest sub-folder that is a class, if there is one."""
+    if not folder.is_dir():
+        return None
+    names = [parent.name for parent in file.relative_to(folder).parents]  # nearest first; the last is the folder itself
+    return next((name for name in names[:-1] if name in data.class_names), None)
+
+
+def _of_file(path: Path, data: DataDescription, truth: str | None = None) -> Image:
     # A file name may be any bytes, but what is printed and written must be text.
     name = os.fsencode(path).decode("utf-8", "replace")
-    return Image(name, partial(data.read, path), path=path)
+    return Image(name, partial(data.read, path), truth, path)
 
 
 def _of_dataset(name: str, data: DataDescription) -> Iterator[Image]:
@@ -118,9 +126,11 @@ class Reader:
         """The same as they were read, (N, C, H, W) of bytes."""
         import torch
 
-        numbers = iter(range(len(self.images)))
-        while chunk := list(islice(numbers, size)):
-            read = [tensor for number in chunk if (tensor := self._read(number)) is not None]
+        from dubito.data.reading import read_ahead
+
+        results = read_ahead(self._read, range(len(self.images)), ahead=size)
+        while chunk := list(islice(results, size)):
+            read = [tensor for tensor in chunk if tensor is not None]
             if read:
                 yield torch.stack(read)
             advance(len(chunk))

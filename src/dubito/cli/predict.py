@@ -34,8 +34,8 @@ EXAMPLES = examples(
     "dubito predict runs/first digits --samples 100",
     "dubito predict first.onnx photos/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
-    "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets), and p_CLASS, the "
-    "probability of each class.",
+    "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets, and of files in "
+    "sub-folders that are called as the classes), and p_CLASS, the probability of each class.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
@@ -103,7 +103,9 @@ def predict(
         ),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in memory at once.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
+    ] = 256,
     seed: Seed = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
@@ -137,9 +139,11 @@ def predict(
         network = opened.load(checkpoint).to(choose_device(device))
         predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
         data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
+    from dubito.data import images_at_once
+
     reader = Reader(find_images(images, data), data)
     with progress_bar("Predicting", len(reader.images)) as advance:
-        prediction = predict_all(reader, batch_size, advance)
+        prediction = predict_all(reader, images_at_once(data.size, batch_size), advance)
     table = _sorted(_table(reader, prediction, data.class_names), sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
@@ -272,7 +276,7 @@ def _tell_errors(reader: Reader) -> None:
     total, failed = len(reader.images), len(reader.errors)
     if not failed:
         return
-    reasons = list(reader.errors.values())
+    reasons = [reader.errors[number] for number in sorted(reader.errors)]
     if failed == total:
         raise DataError(f"None of the {total} images could be read: {reasons[0]}" if total > 1 else reasons[0])
     for reason in reasons[:REASONS]:

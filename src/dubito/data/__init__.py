@@ -22,7 +22,7 @@ from dubito.data.fitting import Fit
 from dubito.data.images import read_image
 from dubito.data.noise import add_pixel_noise
 from dubito.data.normalization import channel_constants, normalize, standardize
-from dubito.data.reading import ImageFiles, Images, in_memory, shrunk, with_channels
+from dubito.data.reading import ImageFiles, Images, images_at_once, in_memory, shrunk, with_channels
 from dubito.data.registry import DATASETS, IMAGE_SIZE, Archive, DataFile, DatasetInfo, dataset_info
 from dubito.data.splits import split_validation
 
@@ -47,6 +47,7 @@ __all__ = [
     "crop_and_flip",
     "dataset_info",
     "fetch",
+    "images_at_once",
     "in_memory",
     "load",
     "normalize",

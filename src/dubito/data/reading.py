@@ -21,10 +21,13 @@ from dubito.data.fitting import Fit, Window
 from dubito.data.images import read_pixels
 from dubito.errors import DataError
 
-__all__ = ["WORKERS", "ImageFiles", "Images", "in_memory", "read_ahead", "shrunk", "with_channels"]
+__all__ = ["WORKERS", "ImageFiles", "Images", "images_at_once", "in_memory", "read_ahead", "shrunk", "with_channels"]
 
 WORKERS = 2
 """Threads that read images, unless another number is asked for."""
+
+PIXELS_AT_ONCE = 2**21
+"""Pixels of the images that a network is given at once: 256 images of 90 x 90."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -127,6 +130,15 @@ class ImageFiles:
             whole[start : start + len(part)] = part
             start += len(part)
         return whole
+
+
+def images_at_once(size: int, most: int = 256) -> int:
+    """How many images of `size` pixels a side a network should be given at once, so that memory stays small.
+
+    >>> images_at_once(32), images_at_once(224)
+    (256, 41)
+    """
+    return max(1, min(most, PIXELS_AT_ONCE // size**2))
 
 
 Images = Tensor | ImageFiles

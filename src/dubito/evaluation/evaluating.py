@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.data import DATASETS, Dataset, open_dataset
+from dubito.data import DATASETS, Dataset, images_at_once, open_dataset
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError, ShapeError
 from dubito.evaluation.drawn import Drawn, draw, joined
 from dubito.evaluation.evaluated import Evaluated
@@ -74,7 +74,7 @@ def evaluate(
         bootstrap: resamples of the images for the intervals.
         seed: of draws, noise and resamples.
         checkpoint: ``best`` or ``last``.
-        batch_size: images at once; the results do not depend on it.
+        batch_size: images at once, or fewer if they are large; the results do not depend on it.
         device: where the networks compute.
         progress: show a progress bar with the time left, on stderr.
 
@@ -235,7 +235,8 @@ def _predict_jobs(
             for key, job in jobs.items():
                 if len(job.part):
                     began = perf_counter()
-                    batches = noisy_batches(job.part.images, run, job.gamma, options.batch_size, options.seed, advance)
+                    size = images_at_once(run.data.size, options.batch_size)
+                    batches = noisy_batches(job.part.images, run, job.gamma, size, options.seed, advance)
                     drawn[key].append(draw(predictor, batches))
                     seconds += perf_counter() - began
     found = {}

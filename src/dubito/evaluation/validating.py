@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from dubito.data import Dataset
+from dubito.data import Dataset, images_at_once, in_memory
 from dubito.errors import DubitoError, DubitoWarning, RunError
 from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
@@ -65,10 +65,10 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     weights = run.fingerprint()
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
         predictor = Predictor(run, SAMPLES, seed=SEED)
-        drawn = draw(predictor, noisy_batches(images, run, 0.0, 256, SEED, advance))
+        drawn = draw(predictor, noisy_batches(images, run, 0.0, images_at_once(run.data.size), SEED, advance))
     part = joined(f"{held_out.name}/validation", images, labels, [drawn])
     shown = _examples(part.prediction, labels)
-    made = Validation(part.prediction, labels, images[shown], shown, calibrate(part, weights))
+    made = Validation(part.prediction, labels, in_memory(images[shown]), shown, calibrate(part, weights))
     _keep(run, made)
     return made
 

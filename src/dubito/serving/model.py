@@ -137,6 +137,7 @@ class ServedModel:
             "class_names": list(self.class_names),
             "channels": data.channels,
             "size": data.size,
+            "fit": data.fit,
             "head": config.head,
             "parameters": self.parameters,
             "samples": self.samples,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, cache_folder, in_memory, status
+from dubito.data import DATASETS, cache_folder, images_at_once, in_memory, status
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.images import held_out_images
@@ -161,7 +161,7 @@ def _predict(model: ServedModel, method: str, wanted: int, progress: bool) -> Va
     images, labels = held_out.images, held_out.labels
     predictor, parts = model.predictors(method, model.samples), []
     with progress_bar(f"Predicting validation images by {method}", len(images), shown=progress) as advance:
-        for part in images.split(128):
+        for part in images.split(images_at_once(model.run.data.size, 128)):
             parts.append(predictor(model.prepare_bytes(part)).to("cpu"))
             advance(len(part))
     prediction = Prediction.cat(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
-from dubito.data import Augmentation, Batches, Dataset, Fit, PhotoAugmentation, open_dataset
+from dubito.data import Augmentation, Batches, Dataset, Fit, PhotoAugmentation, images_at_once, open_dataset
 from dubito.errors import DataError
 from dubito.runs.run import DataDescription
 from dubito.training.classifier import Progress
@@ -79,7 +79,7 @@ class ImageData(pl.LightningDataModule):
         return Batches(
             part.images,
             part.labels,
-            self.batch_size // world if train else 256,
+            self.batch_size // world if train else images_at_once(part.size),
             shuffle=train,
             seed=self.seed,
             augment=self.augment if train else None,
