@@ -12,13 +12,13 @@ from dubito.models import build, names
 
 def test_models_lists_every_network_with_its_parameters(dubito) -> None:
     lines = dubito("models").out.splitlines()
-    assert tuple(line.split()[0] for line in lines[1:-2]) == names()
-    assert lines[1].split() == ["lenet5", "5", "61,706", "123,412", "416,520"]
+    assert tuple(line.split()[0] for line in lines[1:-3]) == names()
+    assert lines[1].split() == ["lenet5", "32", "5", "61,706", "123,412", "416,520"]
 
 
 def test_the_parameters_are_those_of_the_built_networks(dubito) -> None:
     lines = dubito("models", "--classes", 7, "--channels", 3, "--size", 40).out.splitlines()
-    for inference, column in (("frequentist", 2), ("vi", 3)):
+    for inference, column in (("frequentist", 3), ("vi", 4)):
         network = build("lenet5", 7, 3, inference, image_size=40)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         assert lines[1].split()[column] == f"{parameters:,}"

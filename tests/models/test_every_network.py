@@ -18,7 +18,7 @@ from dubito.runs.description import DataDescription
 CLASSES = 3
 SIZES = {"lenet5": 16, "alexnet": 29, "vgg16": 32, "resnet50": 16, "resnet34": 16, "resnet18": 16}
 """The smallest sensible image; 8 pixels for those that are not here."""
-DRAWS_ARE_HEAVY = ("vgg16", "resnet34", "resnet50")
+DRAWS_ARE_HEAVY = ("vgg16", "resnet18", "resnet32", "resnet34", "resnet50", "resnet56")
 OWN = """
 from torch import nn
 
@@ -42,7 +42,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"hf": f"hf:{folder / 'vit'}", "own": "networks_of_mine:small", "folder": str(folder)}
 
 
-@pytest.mark.parametrize("name", [*names(), "hf", "own"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in names()), "hf", "own"])
 def test_every_network_learns_predicts_is_stored_and_exported(
     name: str, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

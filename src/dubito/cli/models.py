@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,43 +31,62 @@ class _Layer:
     multiplications: int
 
 
+@dataclass(frozen=True)
+class _Network:
+    """One network of the registry at an image size."""
+
+    name: str
+    size: int
+    layers: list[_Layer]
+    bayesian: int
+
+    @classmethod
+    def of(cls, name: str, classes: int, channels: int, size: int) -> _Network:
+        bayesian = sum(part.numel() for part in _build(name, classes, channels, size, "vi").parameters())
+        return cls(name, size, _layers(name, classes, channels, size), bayesian)
+
+
 def models(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Show this network layer by layer.")] = None,
     classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")] = 10,
     channels: Annotated[int, typer.Option(min=1, metavar="N", help="1 for gray images, 3 for colour.")] = 1,
     size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Height and width of the images, in pixels.", show_default=False),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Height and width of the images, in pixels. [dim]\\[default: the network's usual][/dim]",
+            show_default=False,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Show the networks with their layers, parameters and cost."""
-    from dubito.data import IMAGE_SIZE
     from dubito.models import names
+    from dubito.models.building import find
 
-    shape = (classes, channels, size or IMAGE_SIZE)
     if model is not None:
-        _print_layers(_layers(model, *shape))
+        side = size or find(model).image_size
+        _print_layers(_layers(model, classes, channels, side))
+        sides = f"{channels} x {side} x {side} images"
     else:
-        _print_networks([(name, _layers(name, *shape), _bayesian(name, *shape)) for name in names()])
-    sides = f"{channels} x {shape[2]} x {shape[2]}"
-    typer.echo(f"For {classes} classes and {sides} images; multiplications of one image in one pass.")
+        usual = {name: size or find(name).image_size for name in names()}
+        _print_networks([_Network.of(name, classes, channels, side) for name, side in usual.items()])
+        sides = f"images with {channels} channel{'s' * (channels > 1)}"
+    typer.echo(f"For {classes} classes and {sides}; multiplications of one image in one pass.")
+    if model is None:
+        typer.echo("Also: hf:FOLDER for an image classifier of Hugging Face, package.module:function for your own.")
     typer.echo("A Bayesian network has a mean and a standard deviation for each weight.")
 
 
 def _build(name: str, classes: int, channels: int, size: int, inference: str) -> nn.Module:
-    """A network without memory for its weights."""
+    """A network, without memory for its weights if it is of the registry."""
     import torch
 
-    from dubito.models import build
+    from dubito.models import build, names
 
-    with torch.device("meta"):
+    with torch.device("meta") if name in names() else nullcontext():
         return build(name, classes, channels, inference, image_size=size).eval()
-
-
-def _bayesian(name: str, classes: int, channels: int, size: int) -> int:
-    """The number of parameters of the Bayesian network."""
-    return sum(parameter.numel() for parameter in _build(name, classes, channels, size, "vi").parameters())
 
 
 def _layers(name: str, classes: int, channels: int, size: int) -> list[_Layer]:
@@ -92,7 +112,7 @@ def _layers(name: str, classes: int, channels: int, size: int) -> list[_Layer]:
         if not list(module.children()):
             module.register_forward_hook(note(path))
     with torch.no_grad():
-        network(torch.empty(1, channels, size, size, device="meta"))
+        network(torch.zeros(1, channels, size, size, device=next(network.parameters()).device))
     return found
 
 
@@ -107,19 +127,22 @@ def _kind(module: nn.Module) -> str:
     return " ".join([type(module).__name__, ", ".join(details)]).strip()
 
 
-def _print_networks(networks: list[tuple[str, list[_Layer], int]]) -> None:
+def _print_networks(networks: list[_Network]) -> None:
     columns = (
         Column("network"),
+        Column("pixels", number=True),
         Column("weight layers", number=True),
         Column("parameters", number=True),
         Column("Bayesian", number=True),
         Column("multiplications", number=True),
     )
     rows = []
-    for name, layers, bayesian in networks:
+    for network in networks:
+        layers = network.layers
         parameters, cost = (sum(getattr(layer, of) for layer in layers) for of in ("parameters", "multiplications"))
         weights = sum(layer.multiplications > 0 for layer in layers)
-        rows.append((name, f"{weights}", f"{parameters:,}", f"{bayesian:,}", f"{cost:,}"))
+        numbers = (network.size, weights, parameters, network.bayesian, cost)
+        rows.append((network.name, *(f"{number:,}" for number in numbers)))
     print_table(columns, rows)
 
 

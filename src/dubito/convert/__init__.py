@@ -10,12 +10,14 @@ from dubito.convert.freezing import freeze_parameters, hold_statistics, patterns
 from dubito.convert.last import last_layer
 from dubito.convert.logits import Logits
 from dubito.convert.pruning import pack, prune, sparsity, unpack, weights_left
+from dubito.convert.statistics import estimate_statistics
 from dubito.convert.summary import Summary, summary
 
 __all__ = [
     "Logits",
     "Summary",
     "deep_copy",
+    "estimate_statistics",
     "freeze_parameters",
     "hold_statistics",
     "last_layer",

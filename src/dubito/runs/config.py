@@ -86,8 +86,7 @@ class TrainingConfig:
     )
     init: str = _setting(
         "none",
-        "Trained weights to start from: a .safetensors file, a state dict of torch, or a run folder. They become the "
-        "means, and an empirical prior's; a classifier of other classes stays fresh.",
+        "Trained weights to start from: a .safetensors file, a state dict of torch, or a run folder.",
     )
     freeze: str = _setting(
         "none", "Modules and parameters that do not learn: patterns of names, as in 'conv1,layer1.*'."
