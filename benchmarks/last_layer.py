@@ -53,17 +53,11 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
 
 
-def last_layer(network: nn.Module) -> str:
-    """The name of the last linear or convolutional layer."""
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return [name for name, layer in network.named_modules() if isinstance(layer, kinds)][-1]
-
-
 def measure(network: nn.Module, images: Tensor, rounds: int, clock: str) -> dict[str, float]:
     """The cost of ten draws in plain passes."""
     now = CLOCKS[clock]
     plain = copy.deepcopy(network).eval()
-    bayesian = dubito.to_bayesian(network, only=[last_layer(network)], head="softmax")
+    bayesian = dubito.to_bayesian(network, last_layer=True, head="softmax")
     predictor = dubito.Predictor(bayesian, DRAWS)
     ratios = []
     for number in range(rounds + 1):

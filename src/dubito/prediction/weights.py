@@ -137,7 +137,8 @@ class _Group:
         mean, std = (torch.zeros(total, dtype=like.dtype, device=like.device) for _ in range(2))
         for q, start in zip(posteriors, starts, strict=True):
             place = slice(start, start + q.mean.numel())
-            mean[place], std[place] = q.mean.flatten(), q.variance.sqrt().flatten()
+            mean[place] = q.mean.flatten()
+            std[place] = (q.std if q.mean.dtype is like.dtype else q.variance.sqrt()).flatten()
         return cls(posteriors, mean, std, starts, posteriors[0].mean.dtype)
 
     def noise(self, generator: torch.Generator) -> Tensor:
