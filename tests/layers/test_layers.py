@@ -522,3 +522,17 @@ def test_a_frozen_weight_with_a_bias_that_learns(kind):
     torch.manual_seed(1)
     layer(x).square().sum().backward()
     torch.testing.assert_close(found, (layer.bias_mean.grad, layer.posteriors["bias"].rho.grad))
+
+
+@pytest.mark.parametrize("kind", ["large layer", "large convolution", "network", "converted"])
+def test_traced_networks_give_the_mean_in_evaluation_and_fresh_draws_in_training(kind):
+    model, x = {
+        "large layer": lambda: (dubito.BayesLinear(1024, 512), torch.randn(4, 1024)),
+        "large convolution": lambda: (dubito.BayesConv2d(64, 64, 3), torch.randn(2, 64, 12, 12)),
+        "network": lambda: (dubito.models.build("lenet5", in_channels=1), torch.randn(2, 1, 32, 32)),
+        "converted": lambda: (dubito.to_bayesian(nn.Sequential(nn.Linear(9, 20), nn.ReLU())), torch.randn(2, 9)),
+    }[kind]()
+    traced = torch.jit.trace(model.eval(), x)
+    torch.testing.assert_close(traced(x), model(x))
+    traced = torch.jit.trace(model.train(), x, check_trace=False)
+    assert not torch.equal(traced(x), traced(x))

@@ -616,3 +616,62 @@ def test_padded_maxima_in_half_precision():
     x = randn(2, 1, 6, 6, dtype=torch.float32)
     expected = logit_moments(network, x).mean
     torch.testing.assert_close(logit_moments(network.half(), x.half()).mean.float(), expected, atol=5e-3, rtol=5e-3)
+
+
+SELF_SUMS = {
+    "h + h": (lambda h: h + h, 2.0),
+    "h - h": (lambda h: h - h, 0.0),
+    "2 h + h": (lambda h: h * 2 + h, 3.0),
+    "h - h / 2": (lambda h: h - h / 2, 0.5),
+    "1 - h + h + h": (lambda h: 1 - h + h + h, 1.0),
+    "(h + h) + (h - 3 h)": (lambda h: (h + h) + (h - 3 * h), 0.0),
+    "h += h": (lambda h: h.__iadd__(h), 2.0),
+    "torch.add": (lambda h: torch.add(h, h), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", SELF_SUMS)
+def test_a_value_added_to_itself_varies_as_its_multiple(name):
+    """Var(k h) = k^2 Var(h), in the units' own variances and in the covariance of the logits."""
+    function, factor = SELF_SUMS[name]
+    expected, variance = torch.randn(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
+    h = Moments(expected, variance)
+    found = function(h).current()
+    torch.testing.assert_close(found.variance, factor**2 * variance)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = dubito.BayesLinear(3, 4, initial_std=0.3), dubito.BayesLinear(4, 2)
+
+        def forward(self, x):
+            return self.last(torch.relu(function(self.layer(x))))
+
+    class Multiplied(Sums):
+        def forward(self, x):
+            h = self.layer(x)
+            return self.last(torch.relu(h * factor + (1.0 if name.startswith("1") else 0.0)))
+
+    torch.manual_seed(0)
+    sums, multiplied = Sums().double(), Multiplied().double()
+    multiplied.load_state_dict(sums.state_dict())
+    x = torch.randn(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(logit_moments(sums, x).covariance, logit_moments(multiplied, x).covariance)
+
+
+def test_a_residual_branch_counts_as_independent_in_the_units_and_varies_together_in_the_logits():
+    """h + f(h), f linear and certain: the logits' covariance is exact, (1 + a)^2 Var(h)."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.branch = dubito.BayesLinear(1, 2, bias=False, initial_std=0.5), nn.Linear(2, 2, bias=False)
+            nn.init.constant_(self.branch.weight, 0.0)
+            self.branch.weight.data += 3 * torch.eye(2)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return h + self.branch(h)
+
+    covariance = logit_moments(Residual(), torch.tensor([[2.0]])).covariance
+    torch.testing.assert_close(covariance[0], 16 * torch.eye(2))

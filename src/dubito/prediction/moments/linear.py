@@ -155,7 +155,8 @@ def _batch_norm(
 
 @rule("add", "sub")
 def _sum(function: Any, x: Any, other: Any) -> Moments:
-    """Branches count as independent in the variance, but not on the way back."""
+    """Multiples of one value vary together, h + h as 2 h; other branches count as independent in the variance, but not
+    on the way back."""
     sign = -1.0 if function.__name__ == "sub" else 1.0
     mean = function(
         x.expected if isinstance(x, Moments) else x, other.expected if isinstance(other, Moments) else other
@@ -166,10 +167,12 @@ def _sum(function: Any, x: Any, other: Any) -> Moments:
     if any(part.expected.shape != mean.shape for part, _ in parts):
         raise UnsupportedError(f"{function.__name__} of different shapes")
 
-    def variance() -> Tensor:
-        return torch.stack([part.variance for part, _ in parts]).sum(0) if len(parts) > 1 else parts[0][0].variance
-
-    return Moments(mean, variance, links=[(part, same if factor > 0 else torch.neg) for part, factor in parts])
+    links = [(part, same if factor > 0 else torch.neg) for part, factor in parts]
+    roots = [part.multiple[0] for part, _ in parts]
+    if all(root is roots[0] for root in roots):
+        total = sum(part.multiple[1] * factor for part, factor in parts)
+        return Moments(mean, lambda: roots[0].variance * total**2, links=links, multiple=(roots[0], total))
+    return Moments(mean, lambda: parts[0][0].variance + parts[1][0].variance, links=links)
 
 
 @rule("mul", "div")
@@ -196,7 +199,10 @@ def _scaled(x: Moments, mean: Tensor, factor: Any) -> Moments:
     def pull(jacobian: Tensor) -> Tensor:
         return jacobian * (factor.unsqueeze(1) if isinstance(factor, Tensor) and factor.dim() else factor)
 
-    return Moments(mean, lambda: x.variance * factor**2, links=[(x, pull)], unmixed=True)
+    root, known = x.multiple
+    return Moments(
+        mean, lambda: x.variance * factor**2, links=[(x, pull)], unmixed=True, multiple=(root, known * factor)
+    )
 
 
 def same(jacobian: Tensor) -> Tensor:

@@ -72,12 +72,19 @@ class Moments:
         own: Lazy | None = None,
         links: Sequence[tuple[Moments, Pull | None]] = (),
         unmixed: bool = False,
+        multiple: tuple[Moments, Any] | None = None,
         work: int = 0,
         cost: int = 0,
     ) -> None:
         self.expected = expected
         self._own, self.links, self.unmixed, self.work, self.cost = own, tuple(links), unmixed, work, cost
         self._variance = variance
+        self._multiple = multiple
+
+    @property
+    def multiple(self) -> tuple[Moments, Any]:
+        """The moments that these are a multiple of, unit by unit and but for a constant, and the factor."""
+        return self._multiple or (self, 1.0)
 
     @property
     def certain(self) -> bool:
