@@ -1,5 +1,6 @@
 """Any parameter of any network can be drawn: what has no Bayesian twin, and what nobody calls."""
 
+import collections
 import functools
 import types
 
@@ -87,6 +88,18 @@ class Reader(nn.Module):
         return F.linear(x.mean(1), self.layer.weight) + self.layer.bias
 
 
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("layer", "unset")
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
 class Holder(nn.Module):
     """Calls a layer through something else than an attribute of its own."""
 
@@ -101,10 +114,13 @@ class Holder(nn.Module):
             "closure of a list": lambda parts=[layer]: lambda x: parts[0](x),
             "default": lambda: lambda x, layer=layer: layer(x),
             "object": lambda: types.SimpleNamespace(layer=layer),
+            "slots": lambda: Slotted(layer),
+            "deque": lambda: collections.deque([layer]),
         }[how]()
 
     def forward(self, x):
         held = self.held.layer if isinstance(self.held, types.SimpleNamespace) else self.held
+        held = held[0] if isinstance(held, collections.deque) else held
         return held(x.mean(1))
 
 
@@ -147,7 +163,10 @@ NETWORKS = {
     "patched closure": lambda: patched("closure"),
     **{
         f"held by {how}": functools.partial(Holder, how)
-        for how in ("method", "partial", "partial method", "closure", "closure of a list", "default", "object")
+        for how in (
+            *("method", "partial", "partial method", "closure", "closure of a list", "default"),
+            *("object", "slots", "deque"),
+        )
     },
 }
 everywhere = pytest.mark.parametrize("name", NETWORKS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial, update_wrapper
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -168,9 +170,9 @@ def _note_held(value: Any, hidden: bool, found: set[int], seen: set[tuple[int, b
     if isinstance(value, (Tensor, type, str, bytes, int, float)) or value is None or (id(value), hidden) in seen:
         return
     seen.add((id(value), hidden))
-    if isinstance(value, (dict, list, tuple, set)):
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         for part in value.values() if isinstance(value, dict) else value:
-            _note_held(part, hidden or type(value) in (set,), found, seen)
+            _note_held(part, hidden or isinstance(value, (set, frozenset, deque)), found, seen)
     elif isinstance(value, MethodType):
         _note_held(value.__self__, True, found, seen)
     elif isinstance(value, partial):
@@ -179,9 +181,18 @@ def _note_held(value: Any, hidden: bool, found: set[int], seen: set[tuple[int, b
     elif isinstance(value, FunctionType):
         for part in (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__):
             _note_held(part, True, found, seen)
-    elif hasattr(value, "__dict__"):
-        for part in vars(value).values():
+    else:
+        for part in (*getattr(value, "__dict__", {}).values(), *_slots(value)):
             _note_held(part, True, found, seen)
+
+
+def _slots(value: Any) -> Iterator[Any]:
+    """What an object holds in `__slots__`."""
+    for kind in type(value).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    yield member.__get__(value)
 
 
 def take_place(new: nn.Module, old: nn.Module) -> None:
