@@ -13,7 +13,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from dubito import __version__
-from dubito.cli import bench, compare, data, evaluate, export, models, predict, prune, report, reproduce, serve, train
+from dubito.cli import (
+    bench,
+    compare,
+    data,
+    decide,
+    evaluate,
+    export,
+    models,
+    predict,
+    prune,
+    report,
+    reproduce,
+    serve,
+    train,
+)
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
 from dubito.memory import keep_freed_memory
@@ -58,6 +72,7 @@ def dubito(
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("decide", epilog=decide.EXAMPLES)(decide.decide)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)

@@ -89,7 +89,7 @@ def fit(
     truth = _labels(own, labels)
     goal = _goal(max_error, confidence, review, min_coverage, cost_wrong, cost_review)
     novelty_threshold, familiar = _familiar(own, false_alarm)
-    planning = _planning(len(truth), seed) if goal.proves else np.zeros(len(truth), bool)
+    planning = planning_images(len(truth), seed) if goal.proves else np.zeros(len(truth), bool)
     label = own.label.cpu().numpy()
     groups = (label, own.probs.shape[1]) if per_class else (np.zeros_like(label), 1)
     name, promises = goal.choose(Images(label != truth, planning, familiar, *groups), scores(own, score))
@@ -164,7 +164,7 @@ def _goal(
     return Cost(cost_wrong / cost_review)
 
 
-def _planning(count: int, seed: int) -> Mask:
+def planning_images(count: int, seed: int) -> Mask:
     """Which of the images plan."""
     planning = np.zeros(count, bool)
     planning[np.random.default_rng(seed).permutation(count)[: int(count * PLANNING)]] = True

@@ -1,0 +1,149 @@
+"""`dubito decide`: which predictions of a run to accept, which to review, and what that promises."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.rows import require_writable
+from dubito.cli.terminal import Column, examples, print_table
+from dubito.errors import OptionError, TargetError
+
+if TYPE_CHECKING:
+    from dubito.decisions import Measured, Rule
+    from dubito.runs.validation import Validation
+
+__all__ = ["EXAMPLES", "decide"]
+
+EXAMPLES = examples(
+    "dubito decide runs/mnist --max-error 0.01 --confidence 0.95",
+    "dubito decide runs/mnist --review 0.1",
+    "dubito decide runs/mnist --cost-wrong 50 --cost-review 1 --per-class",
+    note="The rule is kept in the run folder (decision.json); dubito predict, serve, report and export then give each "
+    "image's decision (accept, review or unfamiliar) with the reason. The promise is about images like the run's "
+    "validation images, which the rule is fitted to; test images only check it.",
+)
+BAR = 40
+"""Characters of the longest bar."""
+
+
+def decide(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    max_error: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Largest error among accepted images, such as 0.01.", show_default=False),
+    ] = None,
+    review: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of images to review.", show_default=False)
+    ] = None,
+    min_coverage: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Least share of accepted images.", show_default=False)
+    ] = None,
+    cost_wrong: Annotated[
+        float | None, typer.Option(metavar="COST", help="Cost of an accepted mistake.", show_default=False)
+    ] = None,
+    cost_review: Annotated[
+        float | None, typer.Option(metavar="COST", help="Cost of a review.", show_default=False)
+    ] = None,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="How sure the promise is to be.")] = 0.95,
+    false_alarm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Refuse images as unfamiliar at this rate of false alarms; 0 for never. [dim]\\[default: 0.01 if the "
+            "run has novelty][/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    per_class: Annotated[bool, typer.Option("--per-class", help="A promise for each predicted class.")] = False,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Doubt by this score instead of the best, such as entropy.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Where the run's data is, if it has moved.", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Fit a rule that accepts predictions, has them reviewed or refuses images, with a guarantee."""
+    goal: dict[str, Any] = {"max_error": max_error, "review": review, "min_coverage": min_coverage}
+    goal |= {"cost_wrong": cost_wrong, "cost_review": cost_review}
+    if all(value is None for value in goal.values()):
+        raise OptionError(
+            "There is no goal: give --max-error, --review, --min-coverage, or --cost-wrong with --cost-review."
+        )
+    import torch
+
+    from dubito.decisions import FILE
+    from dubito.evaluation.deciding import decide as fit_rule
+    from dubito.evaluation.deciding import measure_on_test
+    from dubito.evaluation.validating import validation_of
+    from dubito.runs.run import Run
+
+    torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
+    opened = Run.open(run)
+    require_writable(run / FILE)
+    validation = validation_of(opened, moved=data, progress=True)
+    if false_alarm is None and validation.prediction.novelty is not None:
+        false_alarm = 0.01
+    options = {"confidence": confidence, "false_alarm": false_alarm or None, "per_class": per_class, "score": score}
+    try:
+        rule = fit_rule(opened, validation, **goal, **options)
+    except TargetError as error:
+        raise TargetError(f"{error} No rule was stored.") from None
+    measured = measure_on_test(opened, rule, data=data, progress=True)
+    typer.echo(_sentence(rule, measured))
+    _show(rule, measured)
+    _show_risks(rule, validation)
+    typer.echo(f"\nThe rule is in {run / FILE}.")
+    typer.echo(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
+
+
+def _sentence(rule: Rule, measured: Measured | None) -> str:
+    from dubito.decisions.words import percent
+
+    if measured is None or measured.error is None:
+        return rule.describe()
+    return f"{rule.describe().rstrip('.')}; measured on the test images: {percent(measured.error)}."
+
+
+def _show(rule: Rule, measured: Measured | None) -> None:
+    """What happens to how many images."""
+    from dubito.decisions.words import percent
+
+    parts = {f"{rule.measured.images:,} validation images": rule.measured}
+    if measured is not None:
+        parts[f"{measured.images:,} test images"] = measured
+    typer.echo()
+    columns = (Column(""), *(Column(title, number=True) for title in ("accept", "wrong", "review", "unfamiliar")))
+    rows = [
+        (
+            name,
+            percent(part.coverage),
+            "-" if part.error is None else percent(part.error),
+            percent(part.reviewed / part.images),
+            percent(part.refused / part.images),
+        )
+        for name, part in parts.items()
+    ]
+    print_table(columns, rows)
+
+
+def _show_risks(rule: Rule, validation: Validation) -> None:
+    """The error against the share of reviewed images, as a picture of bars."""
+    from dubito.decisions.words import percent
+    from dubito.evaluation.deciding import risk_table
+
+    risks = risk_table(rule, validation.prediction, validation.labels)
+    largest = max(risk for _, risk in risks) or 1.0
+    typer.echo(f"\nIf the most doubtful by {rule.score.replace('_', ' ')} are reviewed, of the rest are wrong:")
+    columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
+    rows = [(percent(share), percent(risk), "#" * round(BAR * risk / largest)) for share, risk in risks]
+    print_table(columns, rows)
