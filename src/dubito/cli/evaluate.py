@@ -49,7 +49,14 @@ CONFUSIONS = 5
 
 OWN_FILES = (
     *("config.yaml", "environment.json", "metrics.csv", "posterior.csv", "best.safetensors", "last.safetensors"),
-    *("validation.safetensors", "calibration.json", "evaluation.json", "evaluation.safetensors", "report.html"),
+    *(
+        "validation.safetensors",
+        "calibration.json",
+        "evaluation.json",
+        "evaluation.safetensors",
+        "report.html",
+        "decision.json",
+    ),
 )
 """The files of a run folder, which --out must not overwrite."""
 

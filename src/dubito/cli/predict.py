@@ -35,12 +35,15 @@ EXAMPLES = examples(
     "dubito predict first.onnx photos/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
     "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets, and of files in "
-    "sub-folders that are called as the classes), and p_CLASS, the probability of each class.",
+    "sub-folders that are called as the classes), and p_CLASS, the probability of each class; after dubito decide "
+    "also decision and reason.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 SORTABLE = ("epistemic", "aleatoric", "entropy", "mutual_information", "confidence", "path")
+DECIDED = ("decision", "reason")
+"""Columns of runs that have a rule."""
 WIDE = 100
 """Narrower terminals show no entropies."""
 REASONS = 5
@@ -138,6 +141,7 @@ def predict(
         opened = Run.open(run)
         network = opened.load(checkpoint).to(choose_device(device))
         predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
+        predictor.use_rule(opened, checkpoint)
         data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
     from dubito.data import images_at_once
 
@@ -212,6 +216,10 @@ def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[
     table: Table = {"path": [image.name for image in reader.images], "label": column(labels)}
     for name in MEASURES:
         table[name] = of(getattr(prediction, name, None))
+    for name in DECIDED:
+        words = getattr(prediction, name, None)
+        if words is not None:
+            table[name] = column(words.tolist())
     table["error"] = [reader.errors.get(number) for number in range(count)]
     if any(image.truth is not None for image in reader.images):
         table["truth"] = [image.truth for image in reader.images]
@@ -247,6 +255,7 @@ def _show(table: Table, top: int, written: bool) -> None:
     shown = range(count if top == 0 else min(top, count))
     width = terminal_width()
     columns = {"path": Column("path", fold=True), "label": Column("label")}
+    columns |= {name: Column(name) for name in DECIDED if name in table and (name == "decision" or width is None)}
     if "truth" in table:
         columns["truth"] = Column("truth")
     measures = MEASURES if width is None or width >= WIDE else MEASURES[:3]

@@ -30,6 +30,7 @@ from dubito.prediction.weights import seeds_of
 from dubito.progress import track
 
 if TYPE_CHECKING:
+    from dubito.decisions import Rule
     from dubito.runs.run import Run
 
 __all__ = ["Method", "Predictor", "predict"]
@@ -105,6 +106,7 @@ class Predictor:
         self._members: list[Predictor] = []
         self._draws: Draws | None = None
         self._meter: Meter | None = None
+        self.rule: Rule | None = None
         run = None
         if not isinstance(model, nn.Module):
             model, run = _opened(model)
@@ -126,6 +128,7 @@ class Predictor:
             self.samples = self._draws.samples
         if run is not None:
             self.use_novelty(run)
+            self.use_rule(run)
 
     @property
     def sampling(self) -> str:
@@ -140,7 +143,8 @@ class Predictor:
         parts = [self._predict(batch) for batch in self._batches(images, progress)]
         if not parts:
             raise ShapeError("There are no images to predict: the inputs are empty.")
-        return type(parts[0]).cat(parts)  # type: ignore[arg-type]
+        whole = type(parts[0]).cat(parts)  # type: ignore[arg-type]
+        return self.rule.apply(whole) if self.rule is not None and isinstance(whole, Prediction) else whole
 
     def draws(self, images: Tensor | Iterable[Any]) -> Tensor:
         """The probabilities of each draw (T, N, C, ...); for regression, the outputs of each draw.
@@ -220,6 +224,13 @@ class Predictor:
         novelty = Novelty.load(file, self.head)
         if (novelty.notes or {}).get("weights") == run.fingerprint(checkpoint):
             self._meter = Meter(self._mean_network(), novelty, self.device)
+
+    def use_rule(self, run: Run, checkpoint: str = "best") -> None:
+        """Decide as `dubito decide` fitted it for a run's weights; without effect if there is no rule for them, or if
+        the method is not that of its validation images."""
+        from dubito.decisions import find_rule
+
+        self.rule = find_rule(run, self.method, checkpoint)
 
     def _mean_network(self) -> nn.Module:
         if self._members:

@@ -9,6 +9,7 @@
     novelty.safetensors  what training images look like to the network: how novelty is measured
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
     validation.safetensors, calibration.json   the validation record; see :mod:`dubito.runs.validation`
+    decision.json      the rule that `dubito decide` fitted: which predictions to accept
 
 Every file is written beside its place and then moved there, so that a run killed at any moment is whole. Weights are
 safetensors: nothing is ever unpickled.

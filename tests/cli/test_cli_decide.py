@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dubito as package
+from dubito.decisions import Rule, find_rule
+from dubito.errors import DubitoWarning
+from dubito.runs.run import Run
+
+
+def test_a_rule_is_stored_and_measured_on_test_images(dubito, own_run: Path) -> None:
+    result = dubito("decide", own_run, "--review", 0.2, "--false-alarm", 0)
+    assert result.code == 0, result.err
+    rule = Rule.load(own_run / "decision.json")
+    assert rule.goal == "review"
+    sentence = result.out.splitlines()[0]
+    assert sentence.startswith(rule.describe().rstrip("."))
+    # What it says of the test images is what the stored rule does with them.
+    test = package.data.load("digits", "test")
+    run = Run.open(own_run)
+    images = package.data.normalize(test.images, run.data.mean, run.data.std)
+    prediction = package.Predictor(own_run)(images)
+    accepted = prediction.decision == "accept"
+    wrong = (prediction.label != test.labels).numpy()
+    error = 100 * wrong[accepted].mean()
+    assert float(sentence.rsplit(": ", 1)[1].removesuffix(" %.")) == pytest.approx(error, abs=0.05 * error + 1e-9)
+    rows = [line.split() for line in result.out.splitlines() if line.endswith("#") or line.split()[:1] == ["50"]]
+    assert rows[0][0] == "0"
+
+
+def test_predictions_then_have_decisions_and_reasons(
+    dubito, own_run: Path, pictures: list[Path], tmp_path: Path
+) -> None:
+    assert dubito("decide", own_run, "--review", 0.5, "--false-alarm", 0).code == 0
+    out = tmp_path / "predictions.csv"
+    result = dubito("predict", own_run, tmp_path / "pictures", "--out", out)
+    assert result.code == 0, result.err
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert {row["decision"] for row in rows} <= {"accept", "review"}
+    assert all((row["reason"] == "certain enough") == (row["decision"] == "accept") for row in rows)
+    assert "decision" in result.out.splitlines()[0]
+    other = dubito("predict", own_run, tmp_path / "pictures", "--method", "mean", "--out", out)
+    assert other.code == 0, other.err
+    assert "decision" not in other.out
+
+
+def test_the_same_decisions_in_any_batch(own_run: Path, dubito) -> None:
+    assert dubito("decide", own_run, "--review", 0.3, "--false-alarm", 0).code == 0
+    predictor = package.Predictor(own_run)
+    test = package.data.load("digits", "test")
+    images = package.data.normalize(test.images[:40], test.mean, test.std)
+    whole, parts = predictor(images), [predictor(part) for part in images.split(7)]
+    assert (np.concatenate([part.decision for part in parts]) == whole.decision).all()
+
+
+def test_a_rule_for_other_weights_does_not_count(own_run: Path, dubito) -> None:
+    assert dubito("decide", own_run, "--review", 0.3, "--false-alarm", 0).code == 0
+    file = own_run / "decision.json"
+    content = json.loads(file.read_text())
+    content["origin"]["weights"] = "others"
+    file.write_text(json.dumps(content))
+    with pytest.warns(DubitoWarning, match="fitted to other weights"):
+        assert find_rule(Run.open(own_run)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "There is no goal"),
+        (("--max-error", 0.1, "--review", 0.1), "a rule has one goal"),
+        (("--max-error", 0.00001), "1 in 100000 cannot be promised"),
+        (("--review", 2), "review is 2"),
+        (("--review", 0.1, "--score", "luck"), "score is 'luck'"),
+    ],
+)
+def test_mistakes_end_in_a_sentence_and_store_nothing(dubito, own_run: Path, options: tuple, message: str) -> None:
+    result = dubito("decide", own_run, *options)
+    assert result.code == 1
+    assert message in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert not (own_run / "decision.json").exists()
