@@ -40,8 +40,8 @@ def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], *, draws:
             for images in batches:
                 network(images)
     finally:
-        for part, training in modes.items():
-            part.training = training
+        for module, training in modes.items():
+            module.training = training
         for part, momentum in momenta.items():
             part.momentum = momentum
     return network
