@@ -21,8 +21,8 @@ import torch
 
 import dubito
 from dubito.data import normalize
-from dubito.export import OnnxModel, export
-from dubito.export.graph import METHODS
+from dubito.exporting import OnnxModel, export_bytes
+from dubito.exporting.graph import METHODS
 from dubito.files import write_atomically
 from dubito.runs.description import DataDescription
 
@@ -51,7 +51,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
     network = dubito.models.build(name, 10, DATA.channels, image_size=DATA.size).eval().requires_grad_(False)
     rows = []
     for what, method in METHODS.items():
-        content = export(network, DATA, what=what, samples=DRAWS)
+        content = export_bytes(network, DATA, what=what, samples=DRAWS)
         model, predictor = OnnxModel(content), dubito.Predictor(network, DRAWS, method)
         for count in BATCHES:
             shape = (count, DATA.channels, DATA.size, DATA.size)

@@ -26,7 +26,7 @@ ORDER = (
     ("decisions",),
     ("prediction",),
     ("training", "evaluation"),
-    ("engines", "serving", "export", "benchmark", "paper"),
+    ("engines", "serving", "exporting", "benchmark", "paper"),
     ("cli",),
     ("__main__",),
 )

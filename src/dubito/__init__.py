@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
     from dubito.estimators import estimator
+    from dubito.exporting import export
     from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize
     from dubito.heads.split import Prediction, Regression, decompose
     from dubito.layers import (
@@ -44,6 +45,7 @@ _HOMES = {
     "models.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
+    "exporting": ["export"],
     "heads": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
     "layers": [
         "BayesConv1d",
@@ -89,6 +91,7 @@ __all__ = [
     "decompose",
     "ensemble",
     "estimator",
+    "export",
     "kl_divergence",
     "load",
     "log_softplus_normalize",

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from dubito import cli
-from dubito.export import OUTPUTS
+from dubito.exporting import OUTPUTS
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_failure_leaves_an_earlier_file_alone(dubito, digits_run: Path, monkeypa
         raise OSError(28, "No space left on device", source)
 
     monkeypatch.setattr("os.replace", fail)
-    monkeypatch.setattr("dubito.export.export", lambda *options: b"new")
+    monkeypatch.setattr("dubito.exporting.formats.export_bytes", lambda *options: b"new")
     result = dubito("export", digits_run, "--out", "model.onnx")
     assert result == (1, "", "model.onnx cannot be written: No space left on device.\n")
     assert Path("model.onnx").read_bytes() == b"earlier"

@@ -17,9 +17,9 @@ from torch import nn
 import dubito
 from dubito.data import load, normalize
 from dubito.errors import OptionError, RunError, ShapeError
-from dubito.export import OUTPUTS, Description, OnnxModel, What, export
-from dubito.export.formats import _require_same
-from dubito.export.graph import METHODS, make_graph
+from dubito.exporting import OUTPUTS, Description, OnnxModel, What, export_bytes
+from dubito.exporting.formats import _require_same
+from dubito.exporting.graph import METHODS, make_graph
 from dubito.prediction import Prediction
 from dubito.runs.run import DataDescription, Run
 
@@ -78,7 +78,7 @@ def test_graph_of_every_kind_of_network_gives_its_prediction(images, options: di
 @pytest.mark.parametrize("what", ["draws", pytest.param("moments", marks=pytest.mark.slow), "mean"])
 def test_onnx_file_gives_what_the_predictor_gives(tiny, data, images, what: str) -> None:
     network = tiny()
-    model = OnnxModel(export(network, data, what=what, samples=4))
+    model = OnnxModel(export_bytes(network, data, what=what, samples=4))
     assert model.description.samples == (4 if what == "draws" else None)
     predictor = dubito.Predictor(network, 4 if what == "draws" else 1, METHODS[What(what)])
     for count in COUNTS:
@@ -90,7 +90,7 @@ def test_onnx_file_gives_what_the_predictor_gives(tiny, data, images, what: str)
 def test_onnx_file_of_dropout_holds_its_masks(tiny, data, images) -> None:
     network = tiny(nn.Dropout(0.3), bayesian=False)
     network.draws_dropout = True
-    model = OnnxModel(export(network, data, samples=3))
+    model = OnnxModel(export_bytes(network, data, samples=3))
     assert model.description.what == "draws"
     found = model.predict(images(5))
     assert_same(found, dubito.Predictor(network, 3)(normalize(images(5), data.mean, data.std)))
@@ -99,7 +99,7 @@ def test_onnx_file_of_dropout_holds_its_masks(tiny, data, images) -> None:
 
 def test_torch_file_needs_torch_alone(tiny, data, images) -> None:
     network, extra = tiny(), {"dubito.json": ""}
-    program = torch.export.load(io.BytesIO(export(network, data, "torch", samples=3)), extra_files=extra).module()
+    program = torch.export.load(io.BytesIO(export_bytes(network, data, "torch", samples=3)), extra_files=extra).module()
     facts = json.loads(extra["dubito.json"])
     assert facts["data"]["class_names"] == list(data.class_names)
     assert (facts["what"], facts["samples"]) == ("draws", 3)
@@ -127,9 +127,9 @@ def test_file_is_one_valid_model_that_says_what_it_is(digits_run: Path, digits_o
 
 
 def test_a_file_that_is_too_large_for_onnx_is_refused(tiny, data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.export.formats.LARGEST", 1000)
+    monkeypatch.setattr("dubito.exporting.formats.LARGEST", 1000)
     with pytest.raises(OptionError, match="an ONNX file holds at most 2 GB: give fewer samples, or what='moments'"):
-        export(tiny(), data, samples=50)
+        export_bytes(tiny(), data, samples=50)
 
 
 def test_a_file_that_disagrees_with_the_predictor_is_not_written(tiny, data) -> None:
@@ -144,7 +144,7 @@ def test_network_stays_as_it_was(tiny, data, images) -> None:
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     state = torch.get_rng_state()
     for what in ("draws", "mean"):
-        export(network, data, "torch", what, samples=2)
+        export_bytes(network, data, "torch", what, samples=2)
     after = network.state_dict()
     assert before.keys() == after.keys()
     assert all(before[name].equal(after[name]) for name in before)
@@ -179,19 +179,19 @@ class Looks(nn.Module):
 )
 def test_what_cannot_be_exported_is_named_with_its_place(tiny, data, part, what: str, expected: str) -> None:
     with pytest.raises(OptionError) as caught:
-        export(tiny(part, bayesian=what == "moments"), data, what=what)
+        export_bytes(tiny(part, bayesian=what == "moments"), data, what=what)
     assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize("what", ["moments", "draws"])
 def test_point_estimates_have_nothing_to_draw(tiny, data, what: str) -> None:
     with pytest.raises(OptionError, match="has nothing to draw: it is a point estimate, so export 'mean'"):
-        export(tiny(bayesian=False), data, what=what)
+        export_bytes(tiny(bayesian=False), data, what=what)
 
 
 def test_ensembles_are_exported_one_by_one(tiny, data) -> None:
     with pytest.raises(OptionError, match="The network is an Ensemble of several; export its members one by one"):
-        export(dubito.ensemble([tiny(), tiny()]), data)
+        export_bytes(dubito.ensemble([tiny(), tiny()]), data)
 
 
 def test_dropout_that_is_shared_is_drawn_under_all_its_names(data, images) -> None:
@@ -225,7 +225,7 @@ def test_as_many_classes_as_names(tiny) -> None:
     data = DataDescription("two", 1, ("ant", "bee"), (0.3,), (0.4,), padding=0, num_data=100)
     for format in ("onnx", "torch"):
         with pytest.raises(OptionError, match="3 classes apart, but its data's description names 2"):
-            export(tiny(), data, format, samples=1)
+            export_bytes(tiny(), data, format, samples=1)
 
 
 @pytest.mark.parametrize("what", ["draws", "moments", "mean"])
@@ -240,9 +240,23 @@ def test_networks_of_double_precision_are_exported(tiny, data, images, what: str
 def test_images_of_another_size_are_exported(data, images) -> None:
     torch.manual_seed(0)
     network = dubito.attach_head(dubito.to_bayesian(nn.Sequential(nn.Flatten(), nn.Linear(48 * 48, 3))), "softmax")
-    model = OnnxModel(export(network, dataclasses.replace(data, size=48), samples=2))
+    model = OnnxModel(export_bytes(network, dataclasses.replace(data, size=48), samples=2))
     pictures = torch.randint(256, (3, 1, 48, 48), dtype=torch.uint8)
     expected = dubito.Predictor(network, 2)(normalize(pictures, data.mean, data.std))
     assert_same(model.predict(pictures), expected)
     with pytest.raises(ShapeError, match=r"but must be torch.uint8 \(N, 1, 48, 48\)"):
         model.predict(images(1))
+
+
+def test_a_network_is_exported_at_its_own_size_without_a_run(tmp_path: Path) -> None:
+    network = dubito.to_bayesian(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 4)), head="softmax").eval()
+    with pytest.raises(OptionError, match="does not say what its images are like, which exporting needs"):
+        dubito.export(network, tmp_path / "own.onnx")
+    dubito.attach_data(network, class_names=list("abcd"), size=12)
+    with pytest.raises(OptionError, match=r"must end in .onnx or .pt2"):
+        dubito.export(network, tmp_path / "own.model")
+    model = OnnxModel(dubito.export(network, tmp_path / "own.onnx", samples=3))
+    images = torch.randint(256, (2, 3, 12, 12), dtype=torch.uint8)
+    expected = dubito.predict(network, images / 255, samples=3)
+    assert torch.allclose(model.predict(images).probs, expected.probs, atol=1e-4)
+    dubito.save(network, tmp_path / "saved")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dubito import cli
-from dubito.export import OUTPUTS, What
+from dubito.exporting import OUTPUTS, What
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")

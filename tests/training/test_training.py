@@ -14,13 +14,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_runs import OWN, SMALL, assert_identical, own_images, quiet, tensors
 
 import dubito
 from dubito.data.batches import key_seed
 from dubito.data.dataset import DataSource
-from dubito.errors import DataError, NonFiniteError, OptionError
+from dubito.errors import DataError, NonFiniteError, OptionError, RunError
 from dubito.layers import BayesLayer
 from dubito.models import build
 from dubito.training import Classifier, ImageData, Run, configure, train
@@ -161,6 +162,49 @@ def test_the_module_works_with_a_trainer_and_loaders_of_the_users_own() -> None:
     trainer.fit(module, loader, loader)
     assert not torch.equal(before, network.linear7.weight_mean)
     assert set(trainer.callback_metrics) >= {"val_nll", "val_accuracy", "val_ece", "train_nll", "kl"}
+
+
+class Own(nn.Module):
+    """A network that dubito cannot build."""
+
+    num_classes = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_users_trainer_tests_predicts_and_loads_from_its_checkpoint(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = dubito.to_bayesian(Own(), head="softmax", prior="mixture", estimator="weight")
+    images, labels = torch.randn(24, 1, 4, 4), torch.arange(24) % 3
+    loader = DataLoader(TensorDataset(images, labels), batch_size=10)
+    schedule = dubito.KLSchedule("warmup", temperature=0.1)
+    module = Classifier(
+        network, 24, 1, schedule=schedule, test_samples=4, optimizer="sgd", class_weights=torch.tensor([1.0, 2.0, 3.0])
+    )
+    trainer = users_trainer(max_epochs=1)
+    trainer.fit(module, loader)
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    torch.load(tmp_path / "own.ckpt", weights_only=True)  # holds nothing that would have to be trusted
+    with pytest.raises(RunError, match=r"holds a Own, which dubito cannot build: give an instance"):
+        Classifier.load_from_checkpoint(tmp_path / "own.ckpt")
+    again = Classifier.load_from_checkpoint(tmp_path / "own.ckpt", network=Own(), learning_rate=0.5)
+    assert (again.schedule, again.optimizer, again.optimizer_settings.learning_rate) == (schedule, "sgd", 0.5)
+    assert again.objective.class_weights is not None
+    assert again.objective.class_weights.tolist() == [1.0, 2.0, 3.0]
+    expected = dubito.predict(network, images, samples=4)
+    predictions = trainer.predict(again, loader)
+    assert torch.equal(dubito.Prediction.cat(predictions).probs, expected.probs)
+    tested = trainer.test(again, loader, verbose=False)[0]
+    right = (expected.label == labels).double().mean().item()
+    nll = -expected.probs.gather(1, labels[:, None]).double().log().mean().item()
+    assert tested["test_accuracy"] == pytest.approx(right)
+    assert tested["test_nll"] == pytest.approx(nll, rel=1e-5)
+    assert tested["test_epistemic"] == pytest.approx(expected.epistemic.mean().item(), rel=1e-5)
 
 
 def test_the_validation_metrics_are_those_of_one_predictor_with_the_epochs_seed(whole: Path) -> None:

@@ -69,17 +69,15 @@ def export(
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
-    from dubito.export import export as exported
-    from dubito.files import write_atomically
+    from dubito.exporting import export as exported
     from dubito.runs.run import Run
 
     opened = Run.open(run)
     if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
-        content = exported(opened.load(checkpoint), opened.data, format, what, samples or 10)
-    try:
-        write_atomically(file, content)
-    except OSError as error:  # which would name the temporary file
-        raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
-    typer.echo(f"Wrote {file} ({size(len(content))}).")
+        try:
+            exported(opened.load(checkpoint), file, format=format, what=what, samples=samples or 10)
+        except OSError as error:  # which would name the temporary file
+            raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
+    typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dubito.engines import Engine
-    from dubito.export import OnnxModel
+    from dubito.exporting import OnnxModel
     from dubito.prediction import Prediction, Predictor
     from dubito.progress import Advance
 
@@ -125,7 +125,7 @@ def predict(
     if run.suffix.lower() == ".onnx" and not run.is_dir():
         options = ("samples", "method", "seed", "checkpoint", "device")
         _refuse(context, options, f"{run}, an exported network that runs as it is on the CPU")
-        from dubito.export import OnnxModel
+        from dubito.exporting import OnnxModel
 
         exported = OnnxModel(run)
         data, predict_all = exported.description.data, partial(_predict_exported, exported)

@@ -25,9 +25,11 @@ from dubito.models.ensemble import Ensemble
 from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws, checked
 from dubito.prediction.moments import MomentDraws
 from dubito.prediction.novelty import FILE, Meter, Novelty, Observer, find_layers, fit, multiplications
+from dubito.prediction.pictures import Picture, as_pictures, read_pictures
 from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
 from dubito.progress import track
+from dubito.runs.attached import data_of, require_data
 
 if TYPE_CHECKING:
     from dubito.decisions import Rule
@@ -110,6 +112,7 @@ class Predictor:
         run = None
         if not isinstance(model, nn.Module):
             model, run = _opened(model)
+        self.data = data_of(model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if isinstance(model, Ensemble):
             self.head = resolve_head(model)
@@ -138,20 +141,31 @@ class Predictor:
         """
         return Sampling.INDEPENDENT.value if self._draws is None else self._draws.sampling.value
 
-    def __call__(self, images: Tensor | Iterable[Any], *, progress: bool = False) -> Any:
-        """The prediction of images (N, ...), or of an iterable of batches: tensors, or tuples that start with one."""
-        parts = [self._predict(batch) for batch in self._batches(images, progress)]
+    def __call__(self, images: Tensor | Picture | Iterable[Any], *, progress: bool = False) -> Any:
+        """The prediction of images (N, ...), or of an iterable of batches: tensors, or tuples that start with one.
+
+        Photographs are prepared as in the network's training, if it says how (:func:`dubito.attach_data`; networks of
+        runs do): a path, the bytes of a file, an image of Pillow, an array (H, W, 3) of bytes, or a list of these.
+        """
+        parts = [self._predict(batch) for batch in self._batches(self._read(images), progress)]
         if not parts:
             raise ShapeError("There are no images to predict: the inputs are empty.")
         whole = type(parts[0]).cat(parts)  # type: ignore[arg-type]
         return self.rule.apply(whole) if self.rule is not None and isinstance(whole, Prediction) else whole
 
-    def draws(self, images: Tensor | Iterable[Any]) -> Tensor:
+    def _read(self, images: Tensor | Picture | Iterable[Any]) -> Tensor | Iterable[Any]:
+        """Tensors or batches as they are, photographs as batches."""
+        pictures = None if isinstance(images, Tensor) else as_pictures(images)
+        if pictures is None:
+            return cast(Iterable[Any], images)
+        return read_pictures(pictures, require_data(self.data, "reading photographs"), self.batch_size)
+
+    def draws(self, images: Tensor | Picture | Iterable[Any]) -> Tensor:
         """The probabilities of each draw (T, N, C, ...); for regression, the outputs of each draw.
 
         Members of an ensemble have equally many: those with fewer repeat theirs.
         """
-        parts = [torch.cat(list(self._drawn(batch))) for batch in self._batches(images, False)]
+        parts = [torch.cat(list(self._drawn(batch))) for batch in self._batches(self._read(images), False)]
         if not parts:
             raise ShapeError("There are no images to predict: the inputs are empty.")
         return torch.cat(parts, 1)

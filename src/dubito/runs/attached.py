@@ -46,15 +46,14 @@ def data_of(model: object) -> DataDescription | None:
     return found if isinstance(found, DataDescription) else None
 
 
-def require_data(model: object, what: str) -> DataDescription:
-    """The description that a network carries; `what` needs it."""
-    found = data_of(model)
-    if found is None:
+def require_data(data: DataDescription | None, what: str) -> DataDescription:
+    """The description that a network carries; an error if it carries none, which `what` needs."""
+    if data is None:
         raise OptionError(
-            f"The network ({type(model).__name__}) does not say what its images are like, which {what} needs: "
+            f"The network does not say what its images are like, which {what} needs: "
             "dubito.attach_data(network, class_names=..., size=..., mean=..., std=...) tells it."
         )
-    return found
+    return data
 
 
 def describe_data(

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from dubito.convert import hold_statistics
+from dubito.convert.structure import restructure, structure
 from dubito.data.batches import key_seed
-from dubito.errors import NonFiniteError, OptionError
+from dubito.errors import NonFiniteError, OptionError, RunError
 from dubito.heads.categorical import LabelOptions
 from dubito.layers import BayesLayer
-from dubito.prediction import Predictor
+from dubito.models import build
+from dubito.models.recipe import build_again, recipe
+from dubito.prediction import Prediction, Predictor
+from dubito.runs.attached import attach_data, data_of
+from dubito.runs.description import DataDescription
 from dubito.training.optimizers import OptimizerSettings, make_optimizer, optimizer_maker
 from dubito.variational.elbo import ELBO, KLSchedule
 
 __all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
+
+_CONTENT = "dubito"
+"""Where a Trainer's checkpoint has what tells how the network is made."""
+_KEPT = (
+    *("num_data", "epochs", "num_classes", "batches_per_epoch", "optimizer", "learning_rate", "lr_schedule", "l2"),
+    *("centralize", "samples", "validation_samples", "test_samples", "seed"),
+)
+"""The arguments that a Trainer's checkpoint keeps as they are."""
 
 
 @dataclass
@@ -85,12 +99,30 @@ def centralize_gradients(network: nn.Module) -> None:
 
 
 class Classifier(pl.LightningModule):
-    """Trains and validates any network with a classification head on images and labels.
+    """Trains, validates, tests and predicts with any network that has a classification head.
 
-    Use it with a Trainer of your own and any loaders that give (images, labels):
+    Use it with a Trainer of your own and any loaders that give (images, labels). Checkpoints hold plain data, no
+    pickled network: `load_from_checkpoint` builds a network that :func:`dubito.models.build` made, and takes any other
+    as an instance, ``load_from_checkpoint(path, network=MyNetwork())``, which is made Bayesian where the saved one was.
 
-        module = Classifier(network, num_data=60000, epochs=5)
-        pl.Trainer(max_epochs=5).fit(module, train_loader, validation_loader)
+    >>> import logging, tempfile, warnings
+    >>> import dubito
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    >>> warnings.simplefilter("ignore")
+    >>> network = dubito.models.build("lenet5", num_classes=2, in_channels=1)
+    >>> loader = DataLoader(TensorDataset(torch.randn(8, 1, 32, 32), torch.arange(8) % 2), batch_size=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    ...     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=folder, **quiet)
+    ...     trainer.fit(Classifier(network, num_data=8, epochs=1), loader, loader)
+    ...     module = Classifier.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
+    ...     tested = trainer.test(module, loader, verbose=False)
+    ...     predictions = trainer.predict(module, loader)
+    >>> sorted(tested[0])
+    ['test_accuracy', 'test_aleatoric', 'test_ece', 'test_epistemic', 'test_nll']
+    >>> predictions[0].probs.shape
+    torch.Size([4, 2])
 
     Args:
         network: a network with a head, see :func:`dubito.attach_head`.
@@ -106,6 +138,7 @@ class Classifier(pl.LightningModule):
         schedule: the weight of KL in every minibatch.
         samples: draws of the network in each training step.
         validation_samples: draws of the network for each validation.
+        test_samples: draws of the network in `test` and `predict`, which use seed 0, as :class:`dubito.Predictor` does.
         seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
         labels: class weights and label smoothing of the free energy, see :class:`dubito.ELBO`.
     """
@@ -123,9 +156,10 @@ class Classifier(pl.LightningModule):
         lr_schedule: str = "constant",
         l2: float = 0.0,
         centralize: bool = False,
-        schedule: KLSchedule | None = None,
+        schedule: KLSchedule | Mapping[str, Any] | None = None,
         samples: int = 1,
         validation_samples: int = 5,
+        test_samples: int = 10,
         seed: int | None = None,
         **labels: Unpack[LabelOptions],
     ) -> None:
@@ -139,8 +173,9 @@ class Classifier(pl.LightningModule):
         self.optimizer_settings = OptimizerSettings(learning_rate, l2, num_data)
         self.lr_schedule = lr_schedule
         self.centralize = centralize
-        self.schedule = schedule or KLSchedule()
+        self.schedule = schedule if isinstance(schedule, KLSchedule) else KLSchedule(**(schedule or {}))
         self.validation_samples = validation_samples
+        self.test_samples = test_samples
         self.seed = seed
         self.start = Progress()
         self.sums = TrainingSums()
@@ -150,6 +185,61 @@ class Classifier(pl.LightningModule):
         self._calibration = MulticlassCalibrationError(classes, n_bins=15)
         self._totals = torch.zeros(4, dtype=torch.float64)
         self._predictor: Predictor | None = None
+        kept = {name: value for name, value in locals().items() if name in _KEPT}
+        self.save_hyperparameters({**kept, "schedule": asdict(self.schedule), **_plain(labels)}, logger=False)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        *,
+        network: nn.Module | None = None,
+        trust: bool = False,
+        **options: Any,
+    ) -> Self:
+        """The module of a Trainer's checkpoint, with its network.
+
+        Args:
+            checkpoint_path: the file.
+            map_location: where its tensors go, as in `torch.load`.
+            network: an instance to load into, for a network that :func:`dubito.models.build` did not make.
+            trust: run the function that builds the network, if it was built as ``package.module:function``.
+            options: arguments of the module that take the place of those in the checkpoint.
+        """
+        checkpoint = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
+        content = checkpoint.get(_CONTENT)
+        if content is None:
+            raise RunError(f"{checkpoint_path} is no checkpoint of a dubito.training.Classifier.")
+        prefix = "network."
+        tensors = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+        if network is None and content["built_as"] is None:
+            raise RunError(
+                f"{checkpoint_path} holds a {content['class']}, which dubito cannot build: give an instance, "
+                "load_from_checkpoint(path, network=...)."
+            )
+        try:
+            network = build_again(build, content["built_as"], trust) if network is None else network
+            fitted = restructure(network, content["structure"], tensors)
+        except RunError as error:
+            raise RunError(f"{checkpoint_path} ({content['class']}) cannot be loaded: {error}.") from None
+        if content["data"] is not None:
+            attach_data(fitted, DataDescription.of(content["data"]))
+        given = {**checkpoint.get("hyper_parameters", {}), **options}
+        module = cls(fitted, **given)
+        module.load_state_dict(checkpoint["state_dict"])
+        module.on_load_checkpoint(checkpoint)
+        return module.eval()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what tells how the network is made, as plain data."""
+        data = data_of(self.network)
+        checkpoint[_CONTENT] = {
+            "class": type(self.network).__name__,
+            "built_as": recipe(self.network),
+            "structure": structure(self.network),
+            "data": None if data is None else {**asdict(data), "class_names": list(data.class_names)},
+        }
 
     def forward(self, images: Tensor) -> Tensor:
         """The network's outputs."""
@@ -209,15 +299,50 @@ class Classifier(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics, and make the predictor of this epoch, whose draws all batches share."""
         seed = key_seed(self.seed or 0, 3, self.start.epoch + self.current_epoch)
-        self._predictor = Predictor(self.network, self.validation_samples, "weights", seed)
+        self._begin(Predictor(self.network, self.validation_samples, "weights", seed))
+
+    def on_test_epoch_start(self) -> None:
+        """Reset the metrics, and make the predictor."""
+        self._begin(Predictor(self.network, self.test_samples))
+
+    def on_predict_epoch_start(self) -> None:
+        """Make the predictor."""
+        self._begin(Predictor(self.network, self.test_samples))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Predict a batch, and add up its metrics."""
+        self._measure(*batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Predict a batch, and add up its metrics."""
+        self._measure(*batch)
+
+    def predict_step(self, batch: Tensor | Sequence[Tensor], batch_idx: int) -> Prediction:
+        """The prediction of a batch of images, or of what starts with one."""
+        assert self._predictor is not None
+        return self._predictor(batch if isinstance(batch, Tensor) else batch[0])  # type: ignore[no-any-return]
+
+    def on_validation_epoch_end(self) -> None:
+        """Compute and log the validation's metrics, over all processes."""
+        self.validation = self._measured("val")
+        self.log_dict(self.validation, sync_dist=False, rank_zero_only=True)
+
+    def on_test_epoch_end(self) -> None:
+        """Compute and log the test's metrics, over all processes."""
+        self.log_dict(self._measured("test"), sync_dist=False, rank_zero_only=True)
+
+    def on_predict_epoch_end(self) -> None:
+        """Let the drawn weights go."""
+        self._predictor = None
+
+    def _begin(self, predictor: Predictor) -> None:
+        self._predictor = predictor
         self._accuracy.reset()
         self._calibration.reset()
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Predict a batch, and add up its metrics."""
+    def _measure(self, images: Tensor, labels: Tensor) -> None:
         assert self._predictor is not None
-        images, labels = batch
         prediction = self._predictor(images)
         self._accuracy.update(prediction.probs, labels)
         self._calibration.update(prediction.probs, labels)
@@ -226,19 +351,17 @@ class Classifier(pl.LightningModule):
         sums = [nll, prediction.aleatoric.sum(), prediction.epistemic.sum(), nll.new_tensor(float(len(labels)))]
         self._totals += torch.stack(sums).double()
 
-    def on_validation_epoch_end(self) -> None:
-        """Compute and log the validation's metrics, over all processes."""
+    def _measured(self, prefix: str) -> dict[str, float]:
         self._predictor = None  # its drawn weights are not needed any more
         totals = self.all_gather(self._totals).view(-1, 4).sum(0)  # type: ignore[union-attr]
         nll, aleatoric, epistemic = (totals[:3] / totals[3]).tolist()
-        self.validation = {
-            "val_accuracy": float(self._accuracy.compute()),
-            "val_nll": nll,
-            "val_ece": float(self._calibration.compute()),
-            "val_aleatoric": aleatoric,
-            "val_epistemic": epistemic,
+        return {
+            f"{prefix}_accuracy": float(self._accuracy.compute()),
+            f"{prefix}_nll": nll,
+            f"{prefix}_ece": float(self._calibration.compute()),
+            f"{prefix}_aleatoric": aleatoric,
+            f"{prefix}_epistemic": epistemic,
         }
-        self.log_dict(self.validation, sync_dist=False, rank_zero_only=True)
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's training means and reset them; callbacks have read them before."""
@@ -248,3 +371,8 @@ class Classifier(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser of that name for the network's parameters."""
         return make_optimizer(self.optimizer, self.network, self.optimizer_settings)
+
+
+def _plain(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the labels as lists and numbers."""
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in labels.items()}

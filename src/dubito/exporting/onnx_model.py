@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dubito.errors import DataError, DubitoError, ShapeError
-from dubito.export.description import KEY, Description
-from dubito.export.graph import OUTPUTS
+from dubito.exporting.description import KEY, Description
+from dubito.exporting.graph import OUTPUTS
 from dubito.prediction import Prediction
 
 __all__ = ["OnnxModel"]

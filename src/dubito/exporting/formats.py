@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,12 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError, OptionError, RunError, choose
-from dubito.export.description import KEY, Description, What
-from dubito.export.graph import OUTPUTS, PredictionGraph, make_graph
-from dubito.export.onnx_model import OnnxModel
-from dubito.runs.run import DataDescription
+from dubito.exporting.description import KEY, Description, What
+from dubito.exporting.graph import OUTPUTS, PredictionGraph, make_graph
+from dubito.exporting.onnx_model import OnnxModel
+from dubito.files import write_atomically
+from dubito.runs.attached import data_of, require_data
+from dubito.runs.description import DataDescription
+from dubito.saving import load
 
-__all__ = ["Format", "export"]
+__all__ = ["SUFFIXES", "Format", "export", "export_bytes"]
 
 TOLERANCE = 1e-4
 """By how much the numbers of a file may differ from the predictor's."""
@@ -35,7 +40,41 @@ class Format(str, Enum):
     TORCH = "torch"
 
 
+SUFFIXES = {Format.ONNX: ".onnx", Format.TORCH: ".pt2"}
+"""The ending of a file."""
+
+
 def export(
+    model: nn.Module | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    format: str | Format | None = None,
+    what: str | What | None = None,
+    samples: int = 10,
+) -> Path:
+    """Write a network as one file that predicts as it does, without dubito, for images of the network's own size.
+
+    Args:
+        model: a classifier of images that says what they are like (:func:`dubito.attach_data`), or its folder.
+        out: the file.
+        format: ``onnx``, or ``torch`` for what `torch.export.load` reads; None goes by the ending of `out`, .onnx or
+            .pt2.
+        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
+            dropout), and for the mean of any other.
+        samples: draws in the graph, with ``draws``.
+    """
+    file = Path(out)
+    kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
+    if format is None and file.suffix.lower() not in kinds:
+        raise OptionError(f"{file} must end in {' or '.join(kinds)}, or give the format.")
+    kind = choose(Format, kinds[file.suffix.lower()] if format is None else format, "format")
+    network = model if isinstance(model, nn.Module) else load(model)
+    content = export_bytes(network, require_data(data_of(network), "exporting"), kind, what, samples)
+    write_atomically(file, content)
+    return file
+
+
+def export_bytes(
     network: nn.Module,
     data: DataDescription,
     format: str | Format = "onnx",

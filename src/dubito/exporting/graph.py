@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dubito.convert import deep_copy
 from dubito.data import channel_constants, standardize
 from dubito.errors import OptionError, choose
-from dubito.export.description import What
+from dubito.exporting.description import What
 from dubito.heads.split import AnyPrediction
 from dubito.prediction import Ensemble, Predictor, drawn_dropout
 from dubito.prediction.moments import LOGITS, logit_moments
