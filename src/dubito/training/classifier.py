@@ -320,7 +320,7 @@ class Classifier(pl.LightningModule):
     def predict_step(self, batch: Tensor | Sequence[Tensor], batch_idx: int) -> Prediction:
         """The prediction of a batch of images, or of what starts with one."""
         assert self._predictor is not None
-        return self._predictor(batch if isinstance(batch, Tensor) else batch[0])  # type: ignore[no-any-return]
+        return self._predictor(batch if isinstance(batch, Tensor) else batch[0])
 
     def on_validation_epoch_end(self) -> None:
         """Compute and log the validation's metrics, over all processes."""
