@@ -194,8 +194,7 @@ def test_a_users_trainer_tests_predicts_and_loads_from_its_checkpoint(tmp_path: 
         Classifier.load_from_checkpoint(tmp_path / "own.ckpt")
     again = Classifier.load_from_checkpoint(tmp_path / "own.ckpt", network=Own(), learning_rate=0.5)
     assert (again.schedule, again.optimizer, again.optimizer_settings.learning_rate) == (schedule, "sgd", 0.5)
-    assert again.objective.class_weights is not None
-    assert again.objective.class_weights.tolist() == [1.0, 2.0, 3.0]
+    assert again.hparams["class_weights"] == [1.0, 2.0, 3.0]
     expected = dubito.predict(network, images, samples=4)
     predictions = trainer.predict(again, loader)
     assert torch.equal(dubito.Prediction.cat(predictions).probs, expected.probs)
