@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.export import export
+from dubito.exporting import export_bytes
 from dubito.models import build, names
 from dubito.models.registry import registered
 from dubito.runs.description import DataDescription
@@ -69,7 +69,7 @@ def test_every_network_learns_predicts_is_stored_and_exported(
 
     data = DataDescription("some", 3, ("a", "b", "c"), (0.5,) * 3, (0.25,) * 3, 0, 10, size)
     what = "mean" if name in DRAWS_ARE_HEAVY else "draws"
-    assert len(export(network, data, "torch", what, samples=2)) > 1000
+    assert len(export_bytes(network, data, "torch", what, samples=2)) > 1000
 
 
 @pytest.mark.parametrize("name", names())

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import dubito
 from dubito.errors import RunError
-from dubito.export import export
+from dubito.exporting import export_bytes
 from dubito.layers import BayesLayer
 from dubito.training import Run, configure, resume, train
 
@@ -44,7 +44,7 @@ def test_a_run_of_a_hugging_face_network_needs_its_folder_no_more(tmp_path: Path
     images = torch.randn(4, 1, 32, 32)
     prediction = dubito.Predictor(tmp_path / "run", samples=4)(images)
     assert bool((prediction.epistemic > 0).all())
-    assert len(export(network, run.data, "torch", samples=2)) > 1000
+    assert len(export_bytes(network, run.data, "torch", samples=2)) > 1000
     dubito.save(network, tmp_path / "saved")
     again = dubito.Predictor(dubito.load(tmp_path / "saved"), samples=4)(images)
     torch.testing.assert_close(again.probs, prediction.probs)
