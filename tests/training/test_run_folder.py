@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from dubito.training import DataDescription, Run, configure, resume, train
 def test_a_run_folder_has_what_it_takes_to_load_the_network(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()}
     tables = {"config.yaml", "environment.json", "metrics.csv", "posterior.csv"}
-    record = {"validation.safetensors", "calibration.json"}
+    record = {"validation.safetensors", "calibration.json", "novelty.safetensors"}
     assert names == tables | record | {"best.safetensors", "last.safetensors"}
     environment = json.loads((whole / "environment.json").read_text())
     assert environment["seed"] == 0
@@ -180,3 +181,24 @@ def test_a_run_is_described_by_its_data(whole: Path) -> None:
         "digits", 1, tuple("0123456789"), train_images.mean, train_images.std, 0, 1294, 32, "pad"
     )
     assert run.data == expected
+
+
+def test_a_training_ends_with_novelty_that_every_predictor_of_the_run_measures(whole: Path) -> None:
+    run = Run.open(whole)
+    predictor = dubito.Predictor(whole)
+    assert predictor.novelty is not None
+    assert predictor.novelty.notes is not None
+    assert predictor.novelty.notes["held_out"] == "validation"
+    recorded = run.validation().prediction.novelty
+    assert recorded is not None
+    torch.testing.assert_close(recorded.sort().values, predictor.novelty.held_out, atol=1e-3, rtol=1e-3)
+    prediction = predictor(torch.randn(3, 1, 32, 32))
+    assert prediction.novelty.shape == (3,)
+
+
+def test_novelty_of_other_weights_does_not_count(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    tensors, notes = Run.open(folder).read_checkpoint("best")
+    changed = {name: tensor + 0.01 for name, tensor in tensors.items() if tensor.is_floating_point()}
+    Run.open(folder).write_checkpoint("best", {**tensors, **changed}, notes)
+    assert dubito.Predictor(folder).novelty is None

@@ -34,18 +34,18 @@ EXAMPLES = examples(
     "dubito predict runs/first digits --samples 100",
     "dubito predict first.onnx photos/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
-    "confidence, aleatoric, epistemic, entropy, mutual_information, error, truth (of data sets, and of files in "
-    "sub-folders that are called as the classes), and p_CLASS, the probability of each class; after dubito decide "
+    "confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth (of data sets, and of files "
+    "in sub-folders that are called as the classes), and p_CLASS, the probability of each class; after dubito decide "
     "also decision and reason.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
-MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
-SORTABLE = ("epistemic", "aleatoric", "entropy", "mutual_information", "confidence", "path")
+MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")
+SORTABLE = ("epistemic", "aleatoric", "novelty", "entropy", "mutual_information", "confidence", "path")
 DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
 WIDE = 100
-"""Narrower terminals show no entropies."""
+"""Narrower terminals show neither novelty nor entropies."""
 REASONS = 5
 """How many errors are printed on stderr; the rows have them all."""
 
@@ -141,6 +141,7 @@ def predict(
         opened = Run.open(run)
         network = opened.load(checkpoint).to(choose_device(device))
         predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
+        predictor.use_novelty(opened, checkpoint)
         predictor.use_rule(opened, checkpoint)
         data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
     from dubito.data import images_at_once
@@ -210,7 +211,7 @@ def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[
         return whole
 
     def of(tensor: Tensor | None) -> list[Any]:
-        return column([] if tensor is None else _numbers(tensor))
+        return [None] * count if tensor is None else column(_numbers(tensor))
 
     labels = [] if prediction is None else [class_names[index] for index in prediction.label.tolist()]
     table: Table = {"path": [image.name for image in reader.images], "label": column(labels)}
@@ -259,7 +260,8 @@ def _show(table: Table, top: int, written: bool) -> None:
     if "truth" in table:
         columns["truth"] = Column("truth")
     measures = MEASURES if width is None or width >= WIDE else MEASURES[:3]
-    columns |= {name: Column(name.replace("_", " "), number=True) for name in measures}
+    known = [name for name in measures if any(value is not None for value in table[name])]  # runs may have no novelty
+    columns |= {name: Column(name.replace("_", " "), number=True) for name in known}
     if width is None and any(table["error"][number] for number in shown):
         columns["error"] = Column("error")  # a terminal has no room, but gets the reasons below the table
     print_table(list(columns.values()), [[_cell(table, name, number) for name in columns] for number in shown])

@@ -262,6 +262,8 @@ def _warmup(config: TrainingConfig) -> str:
 
 
 def _summarize(run: Run) -> None:
+    from dubito.evaluation.familiarity import run_novelty
+
     rows = run.metrics()
     if rows:
         best = min(rows, key=lambda row: row["val_nll"])
@@ -275,6 +277,8 @@ def _summarize(run: Run) -> None:
                 f"The loss has exploded: the training NLL, {first:.4g} in the first epoch, is {last:.4g} in the last. "
                 "Try --clip 3 or a lower --learning-rate."
             )
+    if (novelty := run_novelty(run)) is not None:
+        _say(novelty.describe())
     _say(f"The run is in {run.path}.")
     _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,10 +25,15 @@ class Drawn:
 
 
 def draw(predictor: Predictor, batches: Iterable[Tensor]) -> Drawn:
-    """The draws of all batches; a head that splits logits is asked for its own prediction too."""
+    """The draws of all batches, and their novelty where it was fitted.
+
+    A head that splits logits is asked for its own prediction too.
+    """
     unit = predictor.head.unit
-    draws, predictions = [], []
+    draws, predictions, novelty = [], [], []
     for batch in batches:
+        if (strange := predictor.measure_novelty(batch)) is not None:
+            novelty.append(strange.cpu())
         draws.append(predictor.draws(batch).float().cpu())
         if unit != "probability":
             predictions.append(predictor(batch).to("cpu"))
@@ -36,7 +41,7 @@ def draw(predictor: Predictor, batches: Iterable[Tensor]) -> Drawn:
     if bool((together == together[:1]).all()):  # a network without anything to draw
         together, sampling = together[:1], "exact"
     found = Prediction.cat(predictions) if predictions else decompose(together, sampling=sampling)
-    return Drawn(together, found, unit)
+    return Drawn(together, replace(found, novelty=torch.cat(novelty)) if novelty else found, unit)
 
 
 def joined(name: str, images: Images, labels: Tensor | None, members: Sequence[Drawn]) -> Evaluated:

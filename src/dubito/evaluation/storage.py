@@ -34,7 +34,8 @@ __all__ = ["read", "write"]
 FILE = "evaluation"
 """The name of both files, without suffix."""
 _STORED = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
-_UNBIASED = "epistemic_unbiased_per_class"  # not in every prediction
+_OPTIONAL = ("epistemic_unbiased_per_class", "novelty")
+"""Not in every prediction."""
 
 
 def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
@@ -92,7 +93,7 @@ def _describe(part: Evaluated) -> dict[str, Any]:
 
 
 def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
-    tensors = {name: getattr(part.prediction, name) for name in (*_STORED, _UNBIASED)}
+    tensors = {name: getattr(part.prediction, name) for name in (*_STORED, *_OPTIONAL)}
     tensors |= {"labels": part.labels, "draws": None if prefix.startswith("ood/") else part.draws}
     return {
         f"{prefix}/{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None
@@ -101,7 +102,7 @@ def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
 
 def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, images: Images | None) -> Evaluated:
     values: dict[str, Any] = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
-    values[_UNBIASED] = tensors.get(f"{prefix}/{_UNBIASED}")
+    values |= {name: tensors.get(f"{prefix}/{name}") for name in _OPTIONAL}
     name = description["name"]
     if images is not None and len(images) != len(values["probs"]):
         raise RunError(

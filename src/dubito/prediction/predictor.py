@@ -187,7 +187,12 @@ class Predictor:
         return None if self._meter is None else self._meter.novelty
 
     def fit_novelty(
-        self, batches: Iterable[Any] | Tensor, held_out: Iterable[Any] | Tensor | None = None, *, seed: int = 0
+        self,
+        batches: Iterable[Any] | Tensor,
+        held_out: Iterable[Any] | Tensor | None = None,
+        *,
+        seed: int = 0,
+        weights: str | None = None,
     ) -> Novelty:
         """Learn what the training images look like; from then on predictions have their `novelty`.
 
@@ -201,6 +206,7 @@ class Predictor:
             held_out: images that the network was not trained on, likewise. Without them a tenth of the training
                 images takes their place, and false alarms are more frequent than stated.
             seed: of the choice of images and the outliers that are made of them.
+            weights: a name for the network's weights, kept with the result; a run's fingerprint.
 
         >>> import dubito
         >>> network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -227,8 +233,16 @@ class Predictor:
             fitted = fit(
                 lambda images: observer(images.to(self.device)), layers, self.head, together, apart, seed, numbers
             )
+        fitted = replace(fitted, notes={**(fitted.notes or {}), "weights": weights})
         self._meter = Meter(network, fitted, self.device)
         return fitted
+
+    def measure_novelty(self, images: Tensor) -> Tensor | None:
+        """(N,) the novelty of images alone, in one pass; None if it was not fitted."""
+        if self._meter is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            return torch.cat([self._meter(batch.to(self.device))[1] for batch in self._batches(images, False)])
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Measure novelty as it was fitted for a run's weights; without effect if it was not."""

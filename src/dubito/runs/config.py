@@ -120,6 +120,7 @@ class TrainingConfig:
     label_smoothing: float = _setting(0.0, "Share of every label that is spread evenly over the classes, 0 to 1.")
     validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
+    novelty: bool = _setting(True, "Learn what training images look like, to tell when an image is unlike them.")
     seed: int = _setting(0, "Random seed of initialisation, split, order, augmentation and noise.")
     devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
     num_nodes: int = _setting(1, "Machines.")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dubito.data import DATASETS, Fit
 from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
+from dubito.evaluation.familiarity import fit_novelty, run_novelty
 from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
 from dubito.heads import balanced_class_weights
@@ -163,8 +164,10 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
 
 
 def _validated(run: Run, images: ImageData, console: Console | None) -> Run:
-    """The run with its validation record, so that later commands need no images."""
+    """The run with its novelty and its validation record, so that later commands need no images."""
     if _is_first_process() and run.find_validation() is None:
+        if run.config.novelty and run_novelty(run) is None:
+            fit_novelty(run, images.train_part, images.validation_part)
         validate(run, images.validation_part, progress=console is None or not console.quiet)
     return run
 

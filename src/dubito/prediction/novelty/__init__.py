@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dubito.prediction.novelty.fitting import fit
+from dubito.prediction.novelty.fitting import FEWEST, HELD_OUT_IMAGES, TRAINING_IMAGES, fit
 from dubito.prediction.novelty.layers import Layer, Observed, Observer, find_layers, multiplications
 from dubito.prediction.novelty.meter import Meter
 from dubito.prediction.novelty.novelty import FALSE_ALARM, FILE, Novelty
 
 __all__ = [
     "FALSE_ALARM",
+    "FEWEST",
     "FILE",
+    "HELD_OUT_IMAGES",
+    "TRAINING_IMAGES",
     "Layer",
     "Meter",
     "Novelty",

@@ -22,7 +22,7 @@ from dubito.prediction.novelty.scores import (
 )
 from dubito.prediction.novelty.trial import shares_found
 
-__all__ = ["TRAINING_IMAGES", "Labelled", "fit"]
+__all__ = ["FEWEST", "HELD_OUT_IMAGES", "TRAINING_IMAGES", "Labelled", "fit"]
 
 TRAINING_IMAGES = 10_000
 """Training images that are looked at, at most."""

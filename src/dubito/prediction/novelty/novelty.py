@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,7 +68,7 @@ class Novelty:
         if not 0 < false_alarm < 1:
             raise OptionError(f"false_alarm is {false_alarm}, but must lie between 0 and 1.")
         count = len(self.held_out)
-        rank = min(count, -int(-(count + 1) * (1 - false_alarm) // 1))
+        rank = min(count, math.ceil(round((count + 1) * (1 - false_alarm), 9)))
         return float(self.held_out[rank - 1])
 
     def describe(self) -> str:
