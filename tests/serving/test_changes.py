@@ -61,7 +61,8 @@ def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
     assert "Neither uncertainty is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
     assert "cannot tell" in verdict(usual, 1.0, 0.0)["sentence"]
     levels = [verdict(usual, *pair)["level"] for pair in ((1.0, 1.0), (60.0, 1.0), (1.0, 60.0), (60.0, 60.0))]
-    assert levels == ["sure", "ambiguous", "unfamiliar", "both"]
+    assert levels == ["sure", "ambiguous", "undecided", "both"]
+    assert verdict(usual, 60.0, 60.0, unfamiliar=True)["level"] == "unfamiliar"
     assert verdict(None, 1.0, 1.0)["level"] == "unknown"
 
 

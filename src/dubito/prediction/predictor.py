@@ -278,7 +278,7 @@ class Predictor:
                 return self._predict_alone(batch)
             outputs, novelty = self._meter(batch.to(self.device))
             if isinstance(self._draws, WeightDraws) and self._draws.sampling is Sampling.EXACT:
-                split = self.head.split(self.covariance)  # that pass was the prediction already
+                split = self.head.split(self.covariance, self.sampling)  # that pass was the prediction already
                 split.update(checked(outputs, batch, self._mean_network()).unsqueeze(0))
                 return replace(cast(Prediction, split.compute()), novelty=novelty)
             return replace(self._predict_alone(batch), novelty=novelty)

@@ -17,9 +17,10 @@ __all__ = ["SENTENCES", "predictions", "verdict"]
 SENTENCES = {
     "sure": "Neither uncertainty is unusual for images that the model knows; it can still be wrong.",
     "ambiguous": "The image itself is ambiguous.",
-    "unfamiliar": "The model has not seen images like this.",
-    "both": "The model has not seen images like this, and the image itself is ambiguous.",
-    "undrawn": "The image is not unusually ambiguous; one draw cannot tell whether the model has seen images like it.",
+    "undecided": "The model is undecided: its draws disagree about this image.",
+    "both": "The image itself is ambiguous, and the draws of the model disagree about it.",
+    "unfamiliar": "The image is unlike the training images, so the answer means little.",
+    "undrawn": "The image is not unusually ambiguous; one draw cannot tell whether draws would disagree about it.",
     "unknown": "There are no validation images to compare with, so it is not known whether this uncertainty is usual.",
 }
 _MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
@@ -36,6 +37,7 @@ def predictions(
     probs = [_rounded(row) for row in prediction.probs.tolist()]
     labels = prediction.label.tolist()
     measures = {name: _rounded(getattr(prediction, name).tolist()) for name in _MEASURES}
+    familiar = model.novelty
     answers: list[dict[str, Any]] = []
     for number, label in enumerate(labels):
         answer: dict[str, Any] = {
@@ -50,7 +52,16 @@ def predictions(
             "aleatoric": validation.percentile("aleatoric", aleatoric),
             "epistemic": validation.percentile("epistemic", epistemic),
         }
-        answer["verdict"] = verdict(validation, aleatoric, epistemic)
+        strange = False
+        if familiar is not None and prediction.novelty is not None:
+            novelty = prediction.novelty[number]
+            strange = bool(novelty > familiar.threshold())
+            answer["novelty"] = {
+                "value": _row(novelty.reshape(1))[0],
+                "percentile": float(familiar.percentile(novelty)),
+                "score": familiar.name,
+            }
+        answer["verdict"] = verdict(validation, aleatoric, epistemic, strange)
         if options.per_class:
             answer["per_class"] = {
                 "aleatoric": _row(prediction.aleatoric_per_class[number]),
@@ -71,17 +82,21 @@ def predictions(
     return answers
 
 
-def verdict(validation: Validation | None, aleatoric: float, epistemic: float) -> dict[str, str]:
-    """Whether the doubt is unusual, and of which kind."""
+def verdict(
+    validation: Validation | None, aleatoric: float, epistemic: float, unfamiliar: bool = False
+) -> dict[str, str]:
+    """Whether the doubt is unusual, and its cause; of an image that is unlike the training images, that alone."""
+    if unfamiliar:
+        return {"level": "unfamiliar", "sentence": SENTENCES["unfamiliar"]}
     if validation is None:
         level = "unknown"
     else:
         ambiguous = validation.is_unusual("aleatoric", aleatoric)
-        unfamiliar = validation.is_unusual("epistemic", epistemic)
-        level = {(False, False): "sure", (True, False): "ambiguous", (False, True): "unfamiliar"}.get(
-            (ambiguous, unfamiliar), "both"
+        undecided = validation.is_unusual("epistemic", epistemic)
+        level = {(False, False): "sure", (True, False): "ambiguous", (False, True): "undecided"}.get(
+            (ambiguous, undecided), "both"
         )
-    # Without a spread over draws (a frequentist network, or samples = 1) nothing is known of familiarity.
+    # Without a spread over draws (a frequentist network, or samples = 1) nothing is known of disagreement.
     sentence = SENTENCES["undrawn" if level == "sure" and epistemic == 0 else level]
     return {"level": level, "sentence": sentence}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,8 +40,15 @@ class Predictors:
     the server's own, is kept for good.
     """
 
-    def __init__(self, network: torch.nn.Module, most: int = PREDICTORS, most_bytes: int = PREDICTOR_BYTES) -> None:
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        most: int = PREDICTORS,
+        most_bytes: int = PREDICTOR_BYTES,
+        prepare: Callable[[Predictor], None] = lambda predictor: None,
+    ) -> None:
         self._network = network
+        self._prepare = prepare
         self._bytes_per_draw = sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
         self._most, self._most_bytes = most, most_bytes
         self._own: tuple[tuple[str, int, int], Predictor] | None = None
@@ -52,13 +59,18 @@ class Predictors:
         key = (method, samples, seed) if method in DRAWING else (method, 1, 0)
         if self._own is not None and self._own[0] == key:
             return self._own[1]
-        found = self._kept.pop(key, None) or Predictor(self._network, *_arguments(key))
+        found = self._kept.pop(key, None) or self._make(key)
         if self._own is None:
             self._own = key, found
         else:
             self._kept[key] = found
             self._forget()
         return found
+
+    def _make(self, key: tuple[str, int, int]) -> Predictor:
+        predictor = Predictor(self._network, *_arguments(key))
+        self._prepare(predictor)
+        return predictor
 
     def __len__(self) -> int:
         return len(self._kept) + (self._own is not None)
@@ -105,8 +117,9 @@ class ServedModel:
         if method not in ("auto", *self.methods):
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
         self.method = "weights" if method == "auto" else method
-        self.predictors = Predictors(network)
+        self.predictors = Predictors(network, prepare=lambda predictor: predictor.use_novelty(run, checkpoint))
         self.head = self.predictors(self.method, samples).head
+        self.novelty = self.predictors(self.method, samples).novelty
         (plain,) = self.predictors("mean").networks()
         self.parameters = sum(parameter.numel() for parameter in plain.parameters())
 

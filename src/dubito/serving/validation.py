@@ -24,6 +24,7 @@ from dubito.evaluation.images import held_out_images
 from dubito.evaluation.thumbnails import data_uri
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
+from dubito.prediction.novelty import FALSE_ALARM
 from dubito.progress import progress_bar
 from dubito.runs.run import Run
 from dubito.serving.model import ServedModel
@@ -35,8 +36,9 @@ MAX_IMAGES = 2000
 QUANTILE = 0.95
 """An uncertainty above that of this share of the validation images is unusual."""
 RULE = (
-    "An image is unfamiliar if its epistemic, and ambiguous if its aleatoric uncertainty is larger than that of "
-    f"{QUANTILE:.0%} of the validation images; it can be both."
+    "An image is ambiguous if its aleatoric uncertainty, and the model undecided if its epistemic uncertainty is "
+    f"larger than that of {QUANTILE:.0%} of the validation images; it can be both. An image is unlike the training "
+    f"images if its novelty is larger than that of {1 - FALSE_ALARM:.0%} of them, and then nothing else is said."
 ).replace("%", " %")
 EXAMPLES = 12
 FILE = "validation"

@@ -403,7 +403,7 @@ function show() {
   const { prediction, truth } = current;
   const sure = make("small", {}, `${words.probable(prediction.confidence)} probable`);
   byId("says").replaceChildren("It says ", make("b", {}, prediction.label), " ", sure);
-  byId("sentence").textContent = `${prediction.verdict.sentence} `;
+  byId("sentence").textContent = `${prediction.verdict.sentence} ${words.novelty(prediction)}`;
   const right = truth === prediction.label;
   const told = right ? "The answer is right." : `The answer is wrong: this is ${truth}.`;
   if (truth !== null) byId("sentence").append(make("b", { class: right ? "right" : "wrong" }, told));

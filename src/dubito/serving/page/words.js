@@ -64,15 +64,15 @@ export function unitExplained(model) {
 
 const STRONG = {
   aleatoric: "The image itself is ambiguous.",
-  epistemic: "The model has not seen images like this.",
+  epistemic: "The draws of the model disagree about this image.",
 };
 const SOME = {
   aleatoric: "To the model the image is less clear than most.",
-  epistemic: "It is a little unlike the images that the model has seen.",
+  epistemic: "The draws disagree a little more than about most images.",
 };
 const LITTLE = {
   aleatoric: "To the model the image is as clear as most.",
-  epistemic: "Nothing in it is unfamiliar to the model.",
+  epistemic: "The draws agree as they do about most images.",
 };
 
 /** What one uncertainty means for this image. */
@@ -80,9 +80,17 @@ export function means(kind, prediction, model) {
   if (kind === "epistemic" && model.inference === "frequentist")
     return "This network has one set of weights and cannot disagree with itself: 0 here says nothing.";
   const level = prediction.verdict?.level, rank = prediction.percentile?.[kind];
-  if (level === "both" || level === { aleatoric: "ambiguous", epistemic: "unfamiliar" }[kind]) return STRONG[kind];
+  if (level === "both" || level === { aleatoric: "ambiguous", epistemic: "undecided" }[kind]) return STRONG[kind];
   if (rank === undefined) return "";
   return rank > .75 ? SOME[kind] : LITTLE[kind];
+}
+
+/** How unlike the training images the image is; empty where that was not fitted. */
+export function novelty(prediction) {
+  if (!prediction.novelty) return "";
+  const share = prediction.novelty.percentile;
+  if (share >= .995) return "Novelty: more unlike the training images than nearly all validation images. ";
+  return `Novelty: more unlike the training images than ${percent(share, 0)} of the validation images. `;
 }
 
 /** Where the image stands among the validation images. */
