@@ -37,8 +37,9 @@ __all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "frozen"]
 
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
-SMALL_DRAW = 1 << 20
-"""... if the weights of a draw take no more bytes than this: larger ones cost their way through memory either way."""
+SMALL_DRAW = 1 << 24
+"""... if the weights of a draw take no more bytes than this. `python -m benchmarks.one_image` compares both ways: one
+product is faster up to AlexNet, with 9 MB of weights, and no longer for VGG16, with 60 MB."""
 
 
 class Draws(ABC):
