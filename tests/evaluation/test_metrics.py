@@ -337,7 +337,7 @@ def test_replicate_joins_blocks_in_order():
     assert torch.equal(replicate(lambda weights: weights[:, 0], 20_000, 100), torch.cat(blocks))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
 def test_small_label_types_count_as_int64_does(dtype):
     """100 classes: 99 * 100 + 99 overflows a byte, and 99 * 100 an int8 already."""
     generator = torch.Generator().manual_seed(0)

@@ -288,7 +288,7 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, num_classes: int) -> Ten
     for name, classes in (("predicted", predicted), ("labels", labels)):
         if classes.is_floating_point() or classes.dtype == torch.bool:
             raise ShapeError(f"{name} has type {classes.dtype}, but must be class numbers.")
-        low, high = (int(value) for value in classes.aminmax()) if len(classes) else (0, 0)
+        low, high = (int(value) for value in classes.long().aminmax()) if len(classes) else (0, 0)
         if low < 0 or high >= num_classes:
             raise ShapeError(f"{name} goes from {low} to {high}, but must lie in 0 ... {num_classes - 1}.")
     # In int64: products of class numbers overflow int8 from 12 classes on.
@@ -347,7 +347,7 @@ def require_labelled(probs: Tensor, labels: Tensor) -> Tensor:
             f"labels has shape {tuple(labels.shape)} and type {labels.dtype}, but must be class numbers of shape "
             f"({len(probs)},), one for each image."
         )
-    low, high = (int(value) for value in labels.aminmax())
+    low, high = (int(value) for value in labels.long().aminmax())
     if low < 0 or high >= probs.shape[1]:
         raise ShapeError(f"labels goes from {low} to {high}, but must lie in 0 ... {probs.shape[1] - 1}.")
     smallest, largest = (float(value) for value in probs.aminmax())
