@@ -22,7 +22,8 @@ EXAMPLES = examples(
     "dubito export runs/mnist --format torch --out mnist.pt2",
     "dubito predict mnist.onnx photos/",
     note="The file takes images as bytes (N, C, H, W), normalises them itself, and gives probabilities, aleatoric "
-    "and epistemic uncertainty, entropy and mutual information. It also holds the class names.",
+    "and epistemic uncertainty, entropy and mutual information. It also holds the class names, and the rule "
+    "of dubito decide if there is one, by which dubito predict then decides.",
 )
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
@@ -69,6 +70,7 @@ def export(
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
+    from dubito.decisions import find_rule
     from dubito.exporting import export as exported
     from dubito.runs.run import Run
 
@@ -76,8 +78,11 @@ def export(
     if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
+        # A rule is for the predictions that it was fitted to: by draws, or by a network that has nothing to draw.
+        same = what in (None, "draws") or opened.config.inference == "frequentist"
+        rule = find_rule(opened, checkpoint=checkpoint) if same else None
         try:
-            exported(opened.load(checkpoint), file, format=format, what=what, samples=samples or 10)
+            exported(opened.load(checkpoint), file, format=format, what=what, samples=samples or 10, rule=rule)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dubito.decisions.causes import Causes
-from dubito.decisions.scores import SCORES, Predicted, as_prediction, score
+from dubito.decisions.scores import SCORES, Predicted, as_prediction, has, score
 from dubito.decisions.words import percent, promise
 from dubito.errors import DataError, OptionError, ShapeError
 from dubito.files import write_atomically
@@ -104,6 +104,11 @@ class Rule:
         decisions = np.where(accepted, ACCEPT, REVIEW).astype("<U10")
         decisions[self._unfamiliar(prediction)] = UNFAMILIAR
         return decisions
+
+    def suits(self, prediction: Prediction) -> bool:
+        """Whether a prediction has the scores that the rule needs."""
+        needs_novelty = self.novelty_threshold is not None or self.score == "novelty"
+        return (not needs_novelty or prediction.novelty is not None) and has(prediction, self.score)
 
     def reasons(self, predicted: Predicted) -> NDArray[np.str_]:
         """(N,) why each image has its decision, in a few words."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from dubito.errors import NonFiniteError, OptionError, ShapeError, unknown
 from dubito.heads.split import Prediction, decompose
 
-__all__ = ["SCORES", "Predicted", "as_prediction", "score", "scores"]
+__all__ = ["SCORES", "Predicted", "as_prediction", "has", "score", "scores"]
 
 Predicted: TypeAlias = Any
 """A :class:`dubito.Prediction`, or probabilities (N, C): a tensor, an array or nested lists."""
@@ -76,7 +76,7 @@ def score(prediction: Prediction, name: str) -> NDArray[np.float64]:
     if name not in SCORES:
         raise OptionError(unknown("score", name, SCORES))
     values = SCORES[name](prediction)
-    if values is None or not _has(prediction, name):
+    if values is None or not has(prediction, name):
         what = f"no {name}" if values is None else f"one draw, which has no {name}"
         raise OptionError(f"The score is {name!r}, but the prediction has {what}: use another score.")
     return values.detach().cpu().double().numpy()
@@ -84,7 +84,7 @@ def score(prediction: Prediction, name: str) -> NDArray[np.float64]:
 
 def scores(prediction: Prediction, only: str | None = None) -> dict[str, NDArray[np.float64]]:
     """The scores that a prediction has, by name; or only the one that is asked for."""
-    names = [name for name in SCORES if _has(prediction, name)] if only is None else [only]
+    names = [name for name in SCORES if has(prediction, name)] if only is None else [only]
     found = {name: score(prediction, name) for name in names}
     for name, values in found.items():
         if not np.isfinite(values).all():
@@ -92,7 +92,8 @@ def scores(prediction: Prediction, only: str | None = None) -> dict[str, NDArray
     return found
 
 
-def _has(prediction: Prediction, name: str) -> bool:
+def has(prediction: Prediction, name: str) -> bool:
+    """Whether a prediction has a score of that name."""
     if name == "novelty":
         return prediction.novelty is not None
     return prediction.samples > 1 or name not in DRAWN

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
 from dubito import __version__
+from dubito.decisions import Rule
 from dubito.errors import DataError
 from dubito.heads import HEADS
 from dubito.runs.description import DataDescription
@@ -37,6 +38,7 @@ class Description:
         head: how outputs became probabilities; the graph does it.
         data: class names, and how an image file is to be read: as (channels, size, size) bytes. The graph normalises.
         samples: draws in the graph, with ``draws``.
+        rule: what to do with a prediction, if that was fitted.
         version: of dubito.
     """
 
@@ -44,11 +46,13 @@ class Description:
     head: str
     data: DataDescription
     samples: int | None = None
+    rule: Rule | None = None
     version: str = __version__
 
     def to_json(self) -> str:
         """The description as JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
+        rule = None if self.rule is None else json.loads(self.rule.to_json())
+        return json.dumps({"format": FORMAT, **asdict(replace(self, rule=None)), "rule": rule}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Description:
@@ -59,7 +63,9 @@ class Description:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
                 )
-            own = {field.name: content[field.name] for field in fields(cls)}
+            own = {field.name: content[field.name] for field in fields(cls) if field.name != "rule"}
+            if content.get("rule") is not None:
+                own["rule"] = Rule.from_json(json.dumps(content["rule"]))
             description = cls(**{**own, "what": What(own["what"]), "data": DataDescription.of(own["data"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, DataError):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.decisions import Rule
 from dubito.errors import DubitoError, OptionError, RunError, choose
 from dubito.exporting.description import KEY, Description, What
 from dubito.exporting.graph import OUTPUTS, PredictionGraph, make_graph
@@ -51,6 +52,7 @@ def export(
     format: str | Format | None = None,
     what: str | What | None = None,
     samples: int = 10,
+    rule: Rule | None = None,
 ) -> Path:
     """Write a network as one file that predicts as it does, without dubito, for images of the network's own size.
 
@@ -62,6 +64,7 @@ def export(
         what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
+        rule: kept with the file; `dubito predict` of the file then decides by it.
     """
     file = Path(out)
     kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
@@ -69,7 +72,7 @@ def export(
         raise OptionError(f"{file} must end in {' or '.join(kinds)}, or give the format.")
     kind = choose(Format, kinds[file.suffix.lower()] if format is None else format, "format")
     network = model if isinstance(model, nn.Module) else load(model)
-    content = export_bytes(network, require_data(data_of(network), "exporting"), kind, what, samples)
+    content = export_bytes(network, require_data(data_of(network), "exporting"), kind, what, samples, rule)
     write_atomically(file, content)
     return file
 
@@ -80,6 +83,7 @@ def export_bytes(
     format: str | Format = "onnx",
     what: str | What | None = None,
     samples: int = 10,
+    rule: Rule | None = None,
 ) -> bytes:
     """The content of a file that predicts as the network does, without dubito.
 
@@ -90,11 +94,12 @@ def export_bytes(
         what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
+        rule: kept with the file; :class:`OnnxModel` then decides by it.
     """
     kind = choose(Format, format, "format")
     graph = make_graph(network, data, what, samples)
     samples_inside = graph.predictor.samples if graph.what is What.DRAWS else None
-    description = Description(graph.what, graph.head.name, data, samples_inside)
+    description = Description(graph.what, graph.head.name, data, samples_inside, rule)
     wrong = description.mistake()
     if wrong:
         raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")

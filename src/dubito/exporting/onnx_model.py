@@ -69,7 +69,8 @@ class OnnxModel:
             raise DataError(f"{self.name} cannot be used: its outputs do not have the shape of {shape[1]} classes.")
         for derived in ("aleatoric", "epistemic"):
             del values[derived]
-        return Prediction(**values, samples=self.description.samples or 1)
+        prediction, rule = Prediction(**values, samples=self.description.samples or 1), self.description.rule
+        return rule.apply(prediction) if rule is not None and rule.suits(prediction) else prediction
 
 
 def _session(content: str | os.PathLike[str] | bytes, name: str) -> Any:

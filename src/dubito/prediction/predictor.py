@@ -151,7 +151,9 @@ class Predictor:
         if not parts:
             raise ShapeError("There are no images to predict: the inputs are empty.")
         whole = type(parts[0]).cat(parts)  # type: ignore[arg-type]
-        return self.rule.apply(whole) if self.rule is not None and isinstance(whole, Prediction) else whole
+        if self.rule is not None and isinstance(whole, Prediction) and self.rule.suits(whole):
+            return self.rule.apply(whole)
+        return whole
 
     def _read(self, images: Tensor | Picture | Iterable[Any]) -> Tensor | Iterable[Any]:
         """Tensors or batches as they are, photographs as batches."""

@@ -62,6 +62,8 @@ def predictions(
                 "score": familiar.name,
             }
         answer["verdict"] = verdict(validation, aleatoric, epistemic, strange)
+        if prediction.decision is not None and prediction.reason is not None:
+            answer |= {"decision": str(prediction.decision[number]), "reason": str(prediction.reason[number])}
         if options.per_class:
             answer["per_class"] = {
                 "aleatoric": _row(prediction.aleatoric_per_class[number]),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.data import DATASETS, normalize
+from dubito.decisions.stored import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
 from dubito.runs.run import Run
@@ -118,6 +119,7 @@ class ServedModel:
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
         self.method = "weights" if method == "auto" else method
         self.predictors = Predictors(network, prepare=lambda predictor: predictor.use_novelty(run, checkpoint))
+        self.rule = find_rule(run, checkpoint=checkpoint)
         self.head = self.predictors(self.method, samples).head
         self.novelty = self.predictors(self.method, samples).novelty
         (plain,) = self.predictors("mean").networks()
@@ -156,6 +158,7 @@ class ServedModel:
             "samples": self.samples,
             "method": self.method,
             "methods": self.methods,
+            "decision": None if self.rule is None else self.rule.describe(),
             "draw": data.channels == 1 and data.name in DATASETS,
         }
 
@@ -183,7 +186,10 @@ class ServedModel:
             if wanted:
                 # A network that has nothing to draw has one draw, whatever was asked for.
                 draws.append(predictor.draws(images)[: min(parts[-1].samples, MAX_DRAWS_SHOWN)].cpu())
-        return Predicted(Prediction.cat(parts), torch.cat(draws, 1) if draws else None)
+        whole = Prediction.cat(parts)
+        if self.rule is not None and first.method == METHOD and self.rule.suits(whole):
+            whole = self.rule.apply(whole)
+        return Predicted(whole, torch.cat(draws, 1) if draws else None)
 
     def _methods(self, network: torch.nn.Module) -> list[str]:
         """The methods that suit the network: tried on a black image."""

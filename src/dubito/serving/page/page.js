@@ -382,6 +382,7 @@ function showNothing() {
   waits(false);
   byId("answer").classList.remove("old");
   byId("says").textContent = "Nothing yet";
+  byId("decision").hidden = true;
   byId("sentence").textContent = "Its answer and its doubts will stand here.";
   noBars(byId("bars"), model.class_names);
   byId("bars-words").textContent = "";
@@ -403,6 +404,12 @@ function show() {
   const { prediction, truth } = current;
   const sure = make("small", {}, `${words.probable(prediction.confidence)} probable`);
   byId("says").replaceChildren("It says ", make("b", {}, prediction.label), " ", sure);
+  byId("decision").hidden = !prediction.decision;
+  if (prediction.decision) {
+    byId("decision").dataset.decision = prediction.decision;
+    byId("decision").replaceChildren(make("b", {}, words.decided(prediction.decision)), ` ${prediction.reason}`);
+    byId("decision").title = model.decision || "";
+  }
   byId("sentence").textContent = `${prediction.verdict.sentence} ${words.novelty(prediction)}`;
   const right = truth === prediction.label;
   const told = right ? "The answer is right." : `The answer is wrong: this is ${truth}.`;
@@ -481,7 +488,8 @@ function announce() {
     const { prediction } = current;
     const doubts = KINDS.map(kind => `${kind} uncertainty ${words.small(prediction[kind])}. ${words.rank(kind, prediction, model)}`);
     const said = `${prediction.label}, ${words.probable(prediction.confidence)} probable.`;
-    byId("status").textContent = [said, prediction.verdict.sentence, ...doubts].join(" ");
+    const decided = prediction.decision ? [`${words.decided(prediction.decision)} ${prediction.reason}.`] : [];
+    byId("status").textContent = [...decided, said, prediction.verdict.sentence, ...doubts].join(" ");
   }, 500);
 }
 

@@ -145,3 +145,8 @@ export function journey(points, written) {
   if (turns.length === 1) return `From ${written(turns[0].at)} on the answer is ${turns[0].label}. ${highest}`;
   return `The answer changes ${turns.length} times. ${highest}`;
 }
+
+// What a rule decided, as a heading; the reason follows it.
+export function decided(decision) {
+  return { accept: "Accept:", review: "Have it reviewed:", unfamiliar: "Refuse as unfamiliar:" }[decision] ?? decision;
+}
