@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
     from dubito.estimators import estimator
+    from dubito.evaluation import evaluate
     from dubito.exporting import export
     from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize
     from dubito.heads.split import Prediction, Regression, decompose
@@ -45,6 +46,7 @@ _HOMES = {
     "models.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
+    "evaluation": ["evaluate"],
     "exporting": ["export"],
     "heads": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
     "layers": [
@@ -91,6 +93,7 @@ __all__ = [
     "decompose",
     "ensemble",
     "estimator",
+    "evaluate",
     "export",
     "kl_divergence",
     "load",

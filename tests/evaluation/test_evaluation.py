@@ -364,3 +364,13 @@ def test_some_images_of_a_part_keep_their_draws(evaluation: Evaluation):
     assert torch.equal(few.draws, evaluation.test.draws[:, 5:10])
     assert torch.equal(few.labels, evaluation.test.labels[5:10])
     assert torch.equal(few.prediction.probs, evaluation.test.prediction.probs[5:10])
+
+
+def test_a_predictor_is_evaluated_as_its_network_is() -> None:
+    network = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")
+    dubito.attach_data(network, class_names=["a", "b", "c"], size=2)
+    batches = [(torch.randn(20, 4), torch.randint(3, (20,))) for _ in range(2)]
+    of_network = dubito.evaluate(network, batches, samples=4, seed=5)
+    of_predictor = dubito.evaluate(dubito.Predictor(network, 4, seed=5), batches)
+    assert of_network.metrics == of_predictor.metrics
+    assert of_predictor.class_names == ("a", "b", "c")

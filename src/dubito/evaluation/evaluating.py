@@ -28,6 +28,7 @@ from dubito.evaluation.validating import NO_IMAGES, SAMPLES, SEED, recorded, val
 from dubito.prediction import Ensemble, Predictor
 from dubito.prediction.weights import seeds_of
 from dubito.progress import progress_bar
+from dubito.runs.attached import data_of
 from dubito.runs.run import Run
 
 __all__ = ["evaluate"]
@@ -36,7 +37,7 @@ Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
 
 def evaluate(
-    networks: Runs | nn.Module,
+    networks: Runs | nn.Module | Predictor,
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
     *,
     data: str | None = None,
@@ -63,7 +64,8 @@ def evaluate(
     images alone. See :mod:`dubito.evaluation.intervals`.
 
     Args:
-        networks: a run or its folder, or several; or a module, such as one that :func:`dubito.ensemble` made.
+        networks: a run or its folder, or several; or a module, such as one that :func:`dubito.ensemble` made,
+            or a predictor, whose own draws and seed count.
         batches: for a module: pairs of inputs, as it takes them, and labels.
         data: another data set with the same classes, whose test images to use; None for the run's own.
         samples: draws of each network.
@@ -88,7 +90,7 @@ def evaluate(
     began = perf_counter()
     _check_options(samples, noise, noise_images, coverage, bootstrap)
     options = _Options(samples, coverage, bootstrap, seed, batch_size, device, progress)
-    if isinstance(networks, nn.Module):
+    if isinstance(networks, (nn.Module, Predictor)):
         return _evaluate_module(networks, batches, options, began)
     if batches is not None:
         raise OptionError("batches are for a network: a run is evaluated on test images of its data set, or of `data`.")
@@ -139,21 +141,26 @@ def evaluate(
 
 
 def _evaluate_module(
-    network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]] | None, options: _Options, began: float
+    network: nn.Module | Predictor, batches: Iterable[tuple[Tensor, Tensor]] | None, options: _Options, began: float
 ) -> Evaluation:
     if batches is None:
         raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
     inputs, labels = _labelled(batches)
     watch = perf_counter()
-    members = list(network.members) if isinstance(network, Ensemble) else [network]
-    seeds = _member_seeds(options.seed, len(members))
-    drawn = [
-        draw(_predictor(member.to(options.device), options, seed), inputs)
-        for member, seed in zip(members, seeds, strict=True)
-    ]
+    if isinstance(network, Predictor):
+        options = replace(options, samples=network.samples, seed=network.seed)
+        predictors, described = network.members, network.data
+    else:
+        members = list(network.members) if isinstance(network, Ensemble) else [network]
+        pairs = zip(members, _member_seeds(options.seed, len(members)), strict=True)
+        predictors = [_predictor(member.to(options.device), options, seed) for member, seed in pairs]
+        described = data_of(network)
+    drawn = [draw(predictor, inputs) for predictor in predictors]
     forward = perf_counter() - watch
     test = joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
     names = tuple(map(str, range(test.prediction.probs.shape[1])))
+    if described is not None and len(described.class_names) == len(names):
+        names = described.class_names
     metrics = summarize(
         test, test[:0], {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
     )

@@ -172,6 +172,11 @@ class Predictor:
             raise ShapeError("There are no images to predict: the inputs are empty.")
         return torch.cat(parts, 1)
 
+    @property
+    def members(self) -> list[Predictor]:
+        """The predictors of an ensemble's members; of a single network, this one."""
+        return self._members or [self]
+
     def networks(self, example: Tensor | None = None) -> list[nn.Module]:
         """A plain network of torch for each draw, in evaluation mode: for export.
 
