@@ -84,6 +84,14 @@ def test_risk_coverage_ends_at_the_error_rate_and_the_oracle_keeps_mistakes_for_
     assert (drawn["entropy"][:, 1] >= oracle[:, 1] - 1e-12).all()
 
 
+def test_risk_coverage_of_a_good_network_is_zoomed_to_its_mistakes():
+    wrong = np.arange(2000) % 100 == 0  # 1 %
+    ax = axes(lambda ax: figures.risk_coverage(ax, wrong, {"entropy": np.random.default_rng(0).random(2000)}))
+    assert ax.get_xlim() == (0.9, 1)
+    assert ax.get_ylim() == pytest.approx((0, 0.01 * 4 / 3))
+    assert all(curve[0, 0] == pytest.approx(0.9) for curve in lines(ax).values())
+
+
 def test_every_group_of_a_histogram_adds_up_to_1_whatever_its_size():
     groups = {"right": np.geomspace(1e-9, 1e-2, 500), "wrong": [1e-3, 1e-2], "other": np.zeros(3)}
     ax = axes(lambda ax: figures.uncertainty_histogram(ax, groups, "epistemic"))

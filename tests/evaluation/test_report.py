@@ -15,7 +15,7 @@ from reported_runs import NASTY, QUICK, reported, shared, strange
 
 from dubito.errors import RunError
 from dubito.evaluation import Evaluation, evaluate, illustrations, report
-from dubito.evaluation.sections import _about_tables
+from dubito.evaluation.sections import _about_tables, _above, _most, _review_table
 from dubito.evaluation.thumbnails import choose_points, sheet
 
 FIGURES = (
@@ -287,3 +287,49 @@ def test_other_data_may_be_called_right_or_wrong(tmp_path: Path) -> None:
     shown = illustrations.points(named)
     assert set(shown.groups) <= {"right", "wrong", "wrong (data)"}
     assert shown.groups.count("wrong (data)") > 0
+
+
+def test_images_of_a_folder_are_called_by_their_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = torch.randint(0, 256, (60, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for number, image in enumerate(pixels.numpy()):
+        place = tmp_path / "photos" / ("train", "test")[number % 2] / ("cat", "dog")[number % 4 // 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number} <i>.png")
+    run = make_run(tmp_path / "run", data=str(tmp_path / "photos"))
+    made = evaluate(run, **QUICK)
+    made.save(run.path)
+    again = Evaluation.load(run.path)
+    for evaluation in (made, again):
+        assert evaluation.test.name_of(0) == "cat/1 <i>.png"
+        assert [evaluation.test[3:5].name_of(0), evaluation.test[torch.tensor([4, 3])].name_of(1)] == [
+            evaluation.test.name_of(3)
+        ] * 2
+    page = page_of(again, tmp_path)
+    shown = illustrations.chosen_images(again)["most-aleatoric"].tolist()
+    for number in shown:
+        assert again.test.name_of(number) in page.text
+    assert str(tmp_path) not in page.text.split("Settings of the evaluation")[0]
+
+
+def test_uncertainties_are_compared_with_those_of_validation_images(evaluation: Evaluation, written) -> None:
+    page = Page(written[0])
+    usual = evaluation.validation.prediction.aleatoric
+    number = int(illustrations.chosen_images(evaluation)["most-aleatoric"][0])
+    value = evaluation.test.prediction.aleatoric[number]
+    share = float((usual < value).double().mean())
+    shown = "all" if share == 1 else _most(share)
+    assert f"more aleatoric than {shown} of the validation images ({float(value):.2g})" in page.text
+    assert f"image {number}" in page.text
+    bare = dataclasses.replace(evaluation, validation=evaluation.validation[:0])
+    assert _above(bare, "aleatoric", value.reshape(1)) == []
+
+
+def test_the_report_says_what_review_buys(evaluation: Evaluation) -> None:
+    table = _review_table(evaluation)
+    test = evaluation.test
+    wrong = int((test.prediction.label != test.labels).sum())
+    assert table.rows[0][0] == "0 %"
+    assert table.rows[0][3] == f"{wrong:,} of {len(test):,}"
+    assert [row[0] for row in table.rows][-1] == "50 %"

@@ -138,12 +138,16 @@ def _show(rule: Rule, measured: Measured | None) -> None:
 
 def _show_risks(rule: Rule, validation: Validation) -> None:
     """The error against the share of reviewed images, as a picture of bars."""
+    from dubito.decisions import SCORES
     from dubito.decisions.words import percent
-    from dubito.evaluation.deciding import risk_table
+    from dubito.evaluation.reviewing import review
 
-    risks = risk_table(rule, validation.prediction, validation.labels)
-    largest = max(risk for _, risk in risks) or 1.0
+    prediction = validation.prediction
+    doubt = SCORES[rule.score](prediction)
+    assert doubt is not None
+    found = review(doubt, prediction.label != validation.labels)
+    largest = max(row.error for row in found) or 1.0
     typer.echo(f"\nIf the most doubtful by {rule.score.replace('_', ' ')} are reviewed, of the rest are wrong:")
     columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
-    rows = [(percent(share), percent(risk), "#" * round(BAR * risk / largest)) for share, risk in risks]
+    rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)

@@ -38,7 +38,10 @@ PART = 1000
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One split: uint8 images (N, C, H, W) in memory or on disk, int64 labels (N,), and how to normalise them."""
+    """One split: uint8 images (N, C, H, W) in memory or on disk, int64 labels (N,), and how to normalise them.
+
+    `files` are the paths of the images, where each is a file of its own.
+    """
 
     images: Images
     labels: Tensor
@@ -46,6 +49,7 @@ class Dataset:
     name: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    files: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,7 +71,18 @@ class Dataset:
 
     def part(self, index: Tensor) -> Dataset:
         """The images of these indices, or of a mask, as a data set of their own."""
-        return replace(self, images=self.images[index], labels=self.labels[index])
+        return replace(self, images=self.images[index], labels=self.labels[index], files=chosen(self.files, index))
+
+
+def chosen(files: tuple[str, ...], index: Any) -> tuple[str, ...]:
+    """The files of these indices, of a slice, or of a mask; none if there are none.
+
+    >>> chosen(("a.png", "b.png", "c.png"), torch.tensor([2, 0]))
+    ('c.png', 'a.png')
+    """
+    if not files:
+        return ()
+    return tuple(files[number] for number in torch.arange(len(files))[index].flatten().tolist())
 
 
 class Reader(Protocol):
@@ -177,15 +192,15 @@ class DataSource:
         images, labels = self._read("train")
         if "statistics" not in self.__dict__:  # without reading the images a second time
             self.__dict__["statistics"] = self._known_statistics or _sampled_statistics(images)
-        return self._dataset(images, labels)
+        return self._dataset("train", images, labels)
 
     def validation(self) -> Dataset | None:
         """The data set's own validation split; None if it has none, so that training images are to be held out."""
-        return self._dataset(*self._read("validation")) if self._reader.has_validation else None
+        return self._dataset("validation", *self._read("validation")) if self._reader.has_validation else None
 
     def test(self) -> Dataset:
         """The test split."""
-        return self._dataset(*self._read("test"))
+        return self._dataset("test", *self._read("test"))
 
     def parts(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Images to train on and images for validation.
@@ -209,9 +224,10 @@ class DataSource:
     def _read(self, split: Split) -> tuple[Images, Tensor]:
         return self._reader.read(split, self.size, self.fit, self.channels)
 
-    def _dataset(self, images: Images, labels: Tensor) -> Dataset:
+    def _dataset(self, split: Split, images: Images, labels: Tensor) -> Dataset:
         mean, std = self.statistics
-        return Dataset(images, labels, self.class_names, self.name, mean, std)
+        files = self._reader.files(split) if isinstance(self._reader, ListedFiles) else ()
+        return Dataset(images, labels, self.class_names, self.name, mean, std, files)
 
 
 def open_dataset(

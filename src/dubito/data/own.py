@@ -84,6 +84,10 @@ class ListedFiles:
         small = size <= SMALL_SIZE and files.shape.numel() <= MEMORY
         return (files.read() if small else files), labels
 
+    def files(self, split: Split) -> tuple[str, ...]:
+        """The readable files of a split, in the order of its images."""
+        return tuple(self._look(split)[0])
+
     def _look(self, split: Split) -> tuple[list[str], Tensor, list[FileFacts]]:
         """The readable files of a split, their labels, and what they say of themselves."""
         if split not in self._inspected:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dubito.data import DATASETS, status
-from dubito.decisions import FILE, SCORES, Measured, Rule, fit
+from dubito.decisions import FILE, Measured, Rule, fit
 from dubito.decisions.stored import METHOD
 from dubito.errors import DubitoError
 from dubito.evaluation.images import own_test_images
@@ -18,10 +16,7 @@ from dubito.progress import progress_bar
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
 
-__all__ = ["decide", "measure_on_test", "risk_table"]
-
-REVIEWED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-"""The shares of reviewed images that a table of risks shows."""
+__all__ = ["decide", "measure_on_test"]
 
 
 def decide(run: Run, validation: Validation, **goal: Any) -> Rule:
@@ -56,14 +51,3 @@ def predict_test(
     predictor = Predictor(run, samples)
     with progress_bar("Predicting test images", len(test), shown=progress) as advance:
         return predictor(noisy_batches(test.images, run, 0.0, 256, 0, advance)), test.labels
-
-
-def risk_table(rule: Rule, prediction: Prediction, labels: Any) -> list[tuple[float, float]]:
-    """Pairs of shares: so many of the images are reviewed, the most doubtful by the rule's score, and so many of the
-    others are wrong."""
-    doubt = SCORES[rule.score](prediction)
-    assert doubt is not None
-    wrong = (prediction.label != labels).cpu().numpy()[np.argsort(doubt.cpu().numpy(), kind="stable")]
-    accepted = [max(len(wrong) - round(share * len(wrong)), 1) for share in REVIEWED]
-    mistakes = np.cumsum(wrong)
-    return [(share, float(mistakes[count - 1] / count)) for share, count in zip(REVIEWED, accepted, strict=True)]

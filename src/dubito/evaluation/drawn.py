@@ -44,7 +44,9 @@ def draw(predictor: Predictor, batches: Iterable[Tensor]) -> Drawn:
     return Drawn(together, replace(found, novelty=torch.cat(novelty)) if novelty else found, unit)
 
 
-def joined(name: str, images: Images, labels: Tensor | None, members: Sequence[Drawn]) -> Evaluated:
+def joined(
+    name: str, images: Images, labels: Tensor | None, members: Sequence[Drawn], files: tuple[str, ...] = ()
+) -> Evaluated:
     """The mixture of the members' draws."""
     return Evaluated(
         name=name,
@@ -54,4 +56,5 @@ def joined(name: str, images: Images, labels: Tensor | None, members: Sequence[D
         draws=torch.cat([member.draws for member in members]),
         members=tuple(len(member.draws) for member in members),
         unit=members[0].unit,
+        files=files,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from torch import Tensor
 
 from dubito.data import Images
+from dubito.data.dataset import chosen
 from dubito.evaluation.intervals import units_of
 from dubito.prediction import Prediction, decompose, pool
 
@@ -27,6 +29,7 @@ class Evaluated:
         draws: (T, N, classes) the probabilities of each draw, float32; None where they were not kept.
         members: how many of the draws are of each member of an ensemble; one number for a single network.
         unit: what the uncertainties are variances of: ``probability``, or ``logit`` for the kendall_gal head.
+        files: the paths of the images, where each is a file of its own.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Evaluated:
     draws: Tensor | None = None
     members: tuple[int, ...] = ()
     unit: str = "probability"
+    files: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """The number of images."""
@@ -49,7 +53,12 @@ class Evaluated:
             labels=None if self.labels is None else self.labels[index],
             prediction=self.prediction[index],
             draws=None if self.draws is None else self.draws[:, index],
+            files=chosen(self.files, index),
         )
+
+    def name_of(self, number: int) -> str:
+        """What an image is called: its file with the folder that it is in, else its number."""
+        return "/".join(PurePath(self.files[number]).parts[-2:]) if self.files else f"image {number}"
 
     @property
     def units(self) -> tuple[int, ...]:

@@ -250,7 +250,7 @@ def _predict_jobs(
     for key, job in jobs.items():
         labels = job.part.labels if job.labelled else None
         if drawn[key]:
-            found[key] = joined(job.name, job.part.images, labels, drawn[key])
+            found[key] = joined(job.name, job.part.images, labels, drawn[key], job.part.files)
         else:  # a part without images: the test images, none of them
             empty = joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
             found[key] = empty[:0]

@@ -43,6 +43,7 @@ __all__ = [
     "posterior_by_layer",
     "reliability_diagram",
     "risk_coverage",
+    "risk_window",
     "std_over_epochs",
     "to_png",
     "to_svg",
@@ -144,26 +145,42 @@ def _wilson_errors(share: Array, count: Array, z: float = 1.96) -> Array:
 def risk_coverage(ax: Axes, errors: ArrayLike, uncertainties: Mapping[str, ArrayLike]) -> None:
     """Error rate among the images that are kept when the most uncertain ones are left out.
 
-    `errors` says which predictions are wrong. The dotted line is an oracle that leaves out wrong ones alone.
+    `errors` says which predictions are wrong. The dotted line is an oracle that leaves out wrong ones alone. The axes
+    show what matters for a network as good as this one; see `risk_window`.
     """
     wrong = _tensor(errors).bool()
+    left, top = risk_window(wrong)
     for name, uncertainty in uncertainties.items():
         line: dict[str, Any] = {"color": COLORS.get(name, COLORS["ink"]), "linestyle": _DASHES.get(name, "-")}
-        ax.plot(*_risk_curve(_tensor(uncertainty), wrong), label=_spoken(name), **line)
+        ax.plot(*_risk_curve(_tensor(uncertainty), wrong, left), label=_spoken(name), **line)
     ideal: dict[str, Any] = {"color": COLORS["muted"], "linewidth": 0.8, "linestyle": (0, (1, 2)), "label": "oracle"}
-    ax.plot(*_risk_curve(wrong.double() + torch.linspace(0, 0.5, len(wrong)), wrong), **ideal)
-    ax.set_xlim(0, 1)
-    ax.set_ylim(bottom=0)
+    ax.plot(*_risk_curve(wrong.double() + torch.linspace(0, 0.5, len(wrong)), wrong, left), **ideal)
+    ax.set_xlim(left, 1)
+    ax.set_ylim(0, top)
     _in_percent(ax.xaxis, ax.yaxis)
     ax.set_xlabel("share of images kept")
     ax.set_ylabel("error rate among them")
-    ax.legend(loc="upper left")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1.2)
 
 
-def _risk_curve(uncertainty: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage and risk, thinned out to what can be seen."""
+def risk_window(errors: ArrayLike) -> tuple[float, float]:
+    """Where the axes of `risk_coverage` begin (coverage) and end (risk).
+
+    Of a network that errs in 1 % of the images, the best that can be seen happens in the last few per cent of coverage.
+    The window is ten times as wide as the error rate, and a third higher.
+
+    >>> risk_window([True] + [False] * 99), risk_window([True, False])
+    ((0.9, 0.0133...), (0.0, 0.666...))
+    """
+    wrong = _tensor(errors).bool()
+    rate = max(float(wrong.double().mean()), 1 / len(wrong))
+    return round(max(1 - 10 * rate, 0.0), 2), min(rate * 4 / 3, 1.02)
+
+
+def _risk_curve(uncertainty: Tensor, wrong: Tensor, left: float) -> tuple[Tensor, Tensor]:
+    """Coverage from `left` on, and risk, thinned out to what can be seen."""
     curve = selective_risk(uncertainty, wrong)
-    coverage = torch.linspace(1 / len(wrong), 1, min(len(wrong), _SEEN_POINTS), dtype=torch.float64)
+    coverage = torch.linspace(max(left, 1 / len(wrong)), 1, min(len(wrong), _SEEN_POINTS), dtype=torch.float64)
     return coverage, risk_at(curve, coverage)
 
 
@@ -292,12 +309,14 @@ def gallery(
     spread: ArrayLike,
     class_names: Sequence[str],
     labels: Sequence[int] | None = None,
+    names: Sequence[str] = (),
     columns: int = 3,
     top: int = 5,
 ) -> None:
     """Images (N, C, H, W) of bytes, each with its most probable classes as bars.
 
-    `spread` (N, C) are the error bars: the square root of `epistemic_per_class`. `labels` are the true classes.
+    `spread` (N, C) are the error bars: the square root of `epistemic_per_class`. `labels` are the true classes, `names`
+    what the images are called.
     """
     pixels, chances, bars = np.asarray(images), _array(probs), _array(spread)
     width, height = 2.75, 1.3
@@ -319,8 +338,10 @@ def gallery(
         if truth is not None:
             title = f"true: {_shortened(class_names[truth], 14)}"
             ax.text(left + 0.5, bottom - 0.04, title, ha="center", va="top", fontsize=5.5)
+        if names:
+            ax.text(left, bottom - 0.15, _shortened(names[index], 40), va="top", fontsize=4.5, color=COLORS["muted"])
     ax.set_xlim(0, columns * width)
-    ax.set_ylim(-(max(len(pixels) - 1, 0) // columns) * height - 0.25, 1.02)
+    ax.set_ylim(-(max(len(pixels) - 1, 0) // columns) * height - 0.27, 1.02)
     ax.set_aspect("equal")
     ax.axis("off")
 

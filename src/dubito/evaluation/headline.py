@@ -10,7 +10,7 @@ from typing import Any
 
 from dubito.evaluation.evaluation import Evaluation
 
-__all__ = ["Card", "cards", "leaning", "percent", "title_and_lead"]
+__all__ = ["Card", "cards", "exact_percent", "leaning", "percent", "title_and_lead"]
 
 MODELS = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 KINDS = {"vi": "Bayesian", "frequentist": "Frequentist", "dropout": "MC dropout"}
@@ -141,6 +141,18 @@ def percent(value: float) -> str:
     '98.7 %'
     """
     return f"{100 * value:.1f} %"
+
+
+def exact_percent(value: float) -> str:
+    """A share that may be small, with two digits that count, but no more than three after the point.
+
+    >>> exact_percent(0.123), exact_percent(0.00987), exact_percent(0.00004), exact_percent(0.0)
+    ('12.3 %', '0.99 %', '0.004 %', '0 %')
+    """
+    if value == 0:
+        return "0 %"
+    digits = 1 if value >= 0.1 else 2 if value >= 0.001 else 3
+    return f"{100 * value:.{digits}f} %"
 
 
 def _between(interval: Sequence[float | None] | None, form: Any) -> str:

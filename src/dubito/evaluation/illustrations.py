@@ -67,6 +67,7 @@ class Points:
     epistemic: Tensor
     confidence: Tensor
     predicted: Tensor
+    names: list[str]
     truth: list[int | None]
     groups: list[str]
     order: list[str]
@@ -181,11 +182,13 @@ def _set_sizes(evaluation: Evaluation) -> dict[str, Tensor]:
 def _mistakes(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
     values = {name: v for name, v in uncertainties(test.prediction).items() if name in measured(evaluation)}
+    left, _ = figures.risk_window(_wrong(test))
+    zoomed = f" The axis begins at {left:.0%}, to show what matters.".replace("%", " %") if left else ""
     yield Illustration(
         "risk-coverage",
         "Risk against coverage",
         "Error rate among the images that are kept when the most uncertain ones are left to someone else. The faster "
-        "a curve falls to the left, the better that uncertainty finds the mistakes.",
+        f"a curve falls to the left, the better that uncertainty finds the mistakes.{zoomed}",
         partial(figures.risk_coverage, errors=_wrong(test), uncertainties=values),
     )
 
@@ -247,6 +250,7 @@ def points(evaluation: Evaluation) -> Points:
         epistemic=joined("epistemic"),
         confidence=joined("confidence"),
         predicted=joined("label"),
+        names=[part.name_of(number) for part, index in parts for number in index.tolist()],
         truth=truth,
         groups=groups,
         order=["right", *other_names(evaluation).values(), "wrong"],
@@ -284,6 +288,7 @@ def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
                 spread=probability_std(evaluation, index),
                 class_names=evaluation.class_names,
                 labels=_labels(test)[index].tolist(),
+                names=[test.name_of(number) for number in index.tolist()],
             ),
             (7.0, 1.12 * rows + 0.15),
         )

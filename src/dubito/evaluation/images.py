@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dubito.data import DATASETS, Dataset, Images, open_dataset
+from dubito.data import DATASETS, Dataset, open_dataset
 from dubito.errors import DataError, RunError
 from dubito.runs.run import Run
 
@@ -74,12 +74,12 @@ def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
     return whole.part(shared)
 
 
-def images_again(name: str, run: Run, places: Mapping[str, str], *, labelled: bool = True) -> Images:
+def images_again(name: str, run: Run, places: Mapping[str, str], *, labelled: bool = True) -> Dataset:
     """The images of a stored part, read again; its name is that of the data set and /test.
 
     `places` are the full paths of data sets that were given by a path, which may be relative to another folder.
     """
-    return test_images(found_at(name.removesuffix("/test"), places), run, labelled=labelled).images
+    return test_images(found_at(name.removesuffix("/test"), places), run, labelled=labelled)
 
 
 def found_at(data: str, places: Mapping[str, str]) -> str:

@@ -251,6 +251,16 @@ def risk_at(curve: RiskCoverage, coverage: Tensor) -> Tensor:
     return (mistakes[place - 1] + share.clamp(0, 1) * (mistakes[place] - mistakes[place - 1])) / wanted
 
 
+def percentile(usual: Tensor, values: Tensor) -> Tensor:
+    """The share of the `usual` uncertainties, which are in ascending order, below each value; equal ones count half.
+
+    >>> percentile(torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([0.5, 2.0, 9.0]))
+    tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    below, until = (torch.searchsorted(usual, values.to(usual), right=right) for right in (False, True))
+    return (below + until).double() / (2 * len(usual))
+
+
 def separation(own: Tensor, other: Tensor) -> Separation:
     """How well an uncertainty tells the images of another data set (`other`, positive) from the network's `own`.
 

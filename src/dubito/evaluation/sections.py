@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,11 @@ import torch
 
 from dubito import __version__
 from dubito.evaluation.evaluation import Evaluation
-from dubito.evaluation.headline import percent
+from dubito.evaluation.headline import exact_percent, percent
+from dubito.evaluation.metrics import percentile, risk_coverage, uncertainties
+from dubito.evaluation.reviewing import review
 from dubito.evaluation.thumbnails import PICTURE, data_uri, sheet
+from dubito.prediction import Prediction
 from dubito.runs.run import Run
 
 if TYPE_CHECKING:
@@ -74,7 +78,7 @@ def sections(evaluation: Evaluation, network: nn.Module, shown: Figures) -> list
             "Finding mistakes",
             ["If the most doubtful images are left to a person, how many mistakes remain among the others?"],
             shown["mistakes"],
-            [_uncertainty_table(evaluation)],
+            [_review_table(evaluation), _uncertainty_table(evaluation)],
             beside=True,
         ),
         Section(
@@ -143,6 +147,43 @@ def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
         yield Table("Conformal sets", ("method", "coverage", "classes", "empty sets"), rows, note)
 
 
+def _review_table(evaluation: Evaluation) -> Table:
+    """So many images are reviewed, so many of the rest are wrong."""
+    test, name = evaluation.test, _finds_mistakes(evaluation)
+    assert test.labels is not None
+    wrong = test.prediction.label != test.labels
+    rows = [
+        (
+            f"{100 * row.share:g} %",
+            exact_percent(row.error),
+            " to ".join(exact_percent(edge) for edge in row.interval()).replace(" % to", " to"),
+            f"{row.mistakes:,} of {row.left:,}",
+        )
+        for row in review(uncertainties(test.prediction)[name], wrong)
+    ]
+    chosen = "the one that finds mistakes best on validation images" if len(evaluation.validation) else "as is usual"
+    note = (
+        f"The images with the largest {_spoken(name)} are reviewed, {chosen}. Intervals are of 95 %, over images "
+        "(Clopper & Pearson)."
+    )
+    return Table("What review buys", ("reviewed", "error of the rest", "interval", "mistakes left"), rows, note)
+
+
+def _finds_mistakes(evaluation: Evaluation) -> str:
+    """The uncertainty with the smallest AURC on validation images; without them, the lack of confidence."""
+    held_out = evaluation.validation
+    if not len(held_out):
+        return "confidence"
+    assert held_out.labels is not None
+    wrong = held_out.prediction.label != held_out.labels
+    scores = uncertainties(held_out.prediction)
+    return min(reversed(scores), key=lambda name: risk_coverage(scores[name], wrong).area)
+
+
+def _spoken(name: str) -> str:
+    return "1 − confidence" if name == "confidence" else name.replace("_", " ")  # noqa: RUF001
+
+
 def _uncertainty_table(evaluation: Evaluation) -> Table:
     from dubito.evaluation.illustrations import measured, other_names
 
@@ -153,8 +194,7 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
         found = metrics["errors"][name]
         mean = metrics.get(name, 1 - float(evaluation.test.prediction.confidence.double().mean()))
         apart = (_number(metrics["ood"][other][name]["auroc"]) for other in others)
-        title = "1 − confidence" if name == "confidence" else name.replace("_", " ")  # noqa: RUF001
-        rows.append((title, f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
+        rows.append((_spoken(name), f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
     note = (
         "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower is better. The mean "
         "aleatoric and epistemic uncertainties are variances, averaged over classes; entropy and mutual information "
@@ -295,6 +335,8 @@ def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
         "epistemic": _rounded(shown.epistemic),
         "confidence": _rounded(shown.confidence),
         "predicted": shown.predicted.tolist(),
+        "file": shown.names,
+        "above": {kind: _above(evaluation, kind, getattr(shown, kind)) for kind in ("aleatoric", "epistemic")},
         "truth": shown.truth,
         "group": [names.index(group) for group in shown.groups],
         "names": names,
@@ -312,6 +354,25 @@ def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
         "side": thumbnails.side,
         "data": Markup(text),
     }
+
+
+def _above(evaluation: Evaluation, kind: str, values: torch.Tensor) -> list[str]:
+    """For each uncertainty, of how many validation images it exceeds that, such as ``94 %``; nothing without these."""
+    if not len(evaluation.validation):
+        return []
+    usual = getattr(evaluation.validation.prediction, kind).sort().values
+    return [_most(share) for share in percentile(usual, values).tolist()]
+
+
+def _most(share: float) -> str:
+    """Rounded down, so that only the largest of all is above all.
+
+    >>> _most(0.947), _most(0.9987), _most(1.0)
+    ('94 %', '99.8 %', 'all')
+    """
+    if share == 1:
+        return "all"
+    return f"{math.floor(1000 * share) / 10} %" if share >= 0.99 else f"{math.floor(100 * share)} %"
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
@@ -341,16 +402,25 @@ def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
     assert test.labels is not None
     prediction = test.prediction[number]
     truth, label = int(test.labels[number]), int(prediction.label)
+    kinds = ("aleatoric", "epistemic") if has_epistemic(evaluation) else ("aleatoric",)
     probs, spread = prediction.probs[0].tolist(), probability_std(evaluation, number).tolist()
     return {
         "uri": data_uri(test.images[number]),
         "truth": names[truth],
         "predicted": names[label],
         "correct": truth == label,
-        "aleatoric": f"{float(prediction.aleatoric):.2g}",
-        "epistemic": f"{float(prediction.epistemic):.2g}" if has_epistemic(evaluation) else "",
+        "name": test.name_of(number),
+        "doubts": [_doubt(evaluation, kind, prediction) for kind in kinds],
         "bars": [_bar(names[i], probs[i], spread[i], i == truth, i == label) for i in likeliest(probs, truth)],
     }
+
+
+def _doubt(evaluation: Evaluation, kind: str, prediction: Prediction) -> str:
+    """How an image's uncertainty compares with that of validation images, and its size."""
+    values: torch.Tensor = getattr(prediction, kind).reshape(1)
+    size = f"{float(values):.2g}"
+    above = _above(evaluation, kind, values)
+    return f"more {kind} than {above[0]} of the validation images ({size})" if above else f"{kind} {size}"
 
 
 def _bar(name: str, chance: float, spread: float, is_true: bool, is_first: bool) -> dict[str, Any]:

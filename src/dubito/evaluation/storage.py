@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import Images
+from dubito.data import Dataset
 from dubito.errors import RunError
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import images_again
@@ -100,23 +100,23 @@ def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
     }
 
 
-def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, images: Images | None) -> Evaluated:
+def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, again: Dataset | None) -> Evaluated:
     values: dict[str, Any] = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
     values |= {name: tensors.get(f"{prefix}/{name}") for name in _OPTIONAL}
     name = description["name"]
-    if images is not None and len(images) != len(values["probs"]):
+    if again is not None and len(again) != len(values["probs"]):
         raise RunError(
-            f"{name} has {len(images)} images now, but {len(values['probs'])} were evaluated; run dubito evaluate "
-            "again."
+            f"{name} has {len(again)} images now, but {len(values['probs'])} were evaluated; run dubito evaluate again."
         )
     return Evaluated(
         name=name,
-        images=torch.zeros(0, dtype=torch.uint8) if images is None else images,
+        images=torch.zeros(0, dtype=torch.uint8) if again is None else again.images,
         labels=tensors.get(f"{prefix}/labels"),
         prediction=Prediction(**values, samples=description["samples"]),
         draws=tensors.get(f"{prefix}/draws"),
         members=tuple(description["members"]),
         unit=description["unit"],
+        files=() if again is None else again.files,
     )
 
 

@@ -21,6 +21,7 @@ from dubito.data import DATASETS, cache_folder, images_at_once, in_memory, statu
 from dubito.errors import DataError, DubitoError, RunError
 from dubito.evaluation.calibration import Conformal
 from dubito.evaluation.images import held_out_images
+from dubito.evaluation.metrics import percentile
 from dubito.evaluation.thumbnails import data_uri
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
@@ -87,9 +88,7 @@ class Validation:
 
     def percentile(self, kind: str, value: float) -> float:
         """The share of images with a smaller uncertainty; those with an equal one count half."""
-        values, point = self.sorted(kind), torch.tensor(value, dtype=torch.float32)
-        below, until = (int(torch.searchsorted(values, point, right=right)) for right in (False, True))
-        return (below + until) / (2 * len(values))
+        return float(percentile(self.sorted(kind), torch.tensor(value)))
 
     def is_unusual(self, kind: str, value: float) -> bool:
         """Whether the uncertainty is larger than that of most images."""

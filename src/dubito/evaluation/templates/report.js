@@ -125,8 +125,11 @@
       const lines = [
         data.names[data.group[i]] + ": " + data.classes[data.predicted[i]] + ", " + (100 * data.confidence[i]).toFixed(0) + " %",
         data.truth[i] === null ? "" : "true class: " + data.classes[data.truth[i]],
-        "aleatoric " + data.aleatoric[i].toPrecision(2),
-        "epistemic " + data.epistemic[i].toPrecision(2),
+        ...["aleatoric", "epistemic"].map(kind => {
+          const size = data[kind][i].toPrecision(2), above = data.above[kind][i];
+          return above ? `more ${kind} than ${above} of the validation images (${size})` : `${kind} ${size}`;
+        }),
+        data.file[i],
       ].filter(Boolean);
       words.replaceChildren(...lines.map((text, k) => {
         const line = document.createElement(k ? "div" : "b");
