@@ -29,6 +29,8 @@ Picture = Any
 
 def as_pictures(inputs: Any) -> Sequence[Picture] | None:
     """The pictures among what a predictor was given; None if it was given tensors or batches of them."""
+    if _is_array(inputs) and inputs.dtype.name != "uint8":
+        return None  # floats are no pictures
     if _is_array(inputs) and inputs.ndim == 4:
         return list(inputs)
     if _is_picture(inputs):
