@@ -26,7 +26,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
         for name, value in row.items():
             if value == "":
                 row[name] = None
-            elif name not in ("path", "label", "error", "truth"):
+            elif name not in ("path", "label", "error", "truth", "conformal"):
                 row[name] = float(value)
     return rows
 
@@ -42,7 +42,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_files_are_predicted_as_the_library_does_it(dubito, digits_run: Path, pictures: list[Path]) -> None:
-    result = dubito("predict", digits_run, *pictures, "--samples", 7, "--seed", 3, "--out", "table.csv")
+    result = dubito(
+        "predict", digits_run, *pictures, "--samples", 7, "--seed", 3, "--sort", "given", "--out", "table.csv"
+    )
     assert result.code == 0
     assert "Wrote 6 rows to table.csv." in result.out
     rows = read(Path("table.csv"))
@@ -76,7 +78,9 @@ def test_folders_globs_and_files_give_the_same_rows(dubito, digits_run: Path, pi
 
 
 def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
-    assert dubito("predict", digits_run, "digits", "--out", "table.csv", "--batch-size", 100).code == 0
+    assert (
+        dubito("predict", digits_run, "digits", "--sort", "given", "--out", "table.csv", "--batch-size", 100).code == 0
+    )
     rows = read(Path("table.csv"))
     test = load("digits", "test")
     assert [row["path"] for row in rows] == [f"digits/test/{index}" for index in range(len(test))]
@@ -142,6 +146,66 @@ def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, digi
     assert dubito("predict", digits_run, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
 
 
+def test_rows_are_sorted_by_what_found_mistakes_best_on_validation(dubito, own_run: Path) -> None:
+    found = Run.open(own_run).calibration()
+    best = found.best_score
+    assert found.scores[best].auroc == max(score.auroc for score in found.scores.values())
+    result = dubito("predict", own_run, "digits", "--out", "table.csv")
+    assert f"Sorted by {best}, which found mistakes best on 144 validation images (AUROC" in result.err
+    values = [row[best] for row in read(Path("table.csv"))]
+    assert values == sorted(values, reverse=best != "confidence")
+    (own_run / "calibration.json").unlink()
+    result = dubito("predict", own_run, "digits", "--out", "table.csv")
+    assert "Rows are in the order given: there is no validation record" in result.err
+    assert [row["path"] for row in read(Path("table.csv"))][:3] == [f"digits/test/{index}" for index in range(3)]
+
+
+def test_an_order_that_is_no_better_than_chance_is_named(dubito, own_run: Path, pictures: list[Path]) -> None:
+    file = own_run / "calibration.json"
+    content = json.loads(file.read_text())
+    content["scores"]["epistemic"] = {"auroc": 0.486, "interval": [0.43, 0.54]}
+    file.write_text(json.dumps(content))
+    result = dubito("predict", own_run, "pictures", "--sort", "epistemic")
+    assert "Warning: epistemic found mistakes no better than chance on 144 validation images (AUROC 0.486" in result.err
+    assert "Warning" not in dubito("predict", own_run, "pictures", "--sort", "path").err
+    for score in content["scores"].values():
+        score["interval"] = [0.4, 0.6]
+    file.write_text(json.dumps(content))
+    assert "no uncertainty found mistakes" in dubito("predict", own_run, "pictures").err
+
+
+def test_calibrated_probabilities_and_conformal_sets(dubito, own_run: Path, pictures: list[Path]) -> None:
+    file = own_run / "calibration.json"
+    content = json.loads(file.read_text())
+    options = ("--sort", "given", "--out", "table.csv")
+    for threshold in (1e-9, content["threshold"], None):
+        file.write_text(json.dumps({**content, "threshold": threshold}))
+        assert dubito("predict", own_run, *pictures, "--calibrated", "--conformal", *options).code == 0
+        rows = read(Path("table.csv"))
+        sets = [row["conformal"] for row in rows]
+        if threshold == 1e-9:
+            assert set(sets) == {"no class fits"}
+        elif threshold is None:
+            assert all(len(chosen.split(", ")) == 10 for chosen in sets)
+        else:
+            assert all(
+                chosen == "no class fits" or chosen.split(", ")[0] == row["label"]
+                for chosen, row in zip(sets, rows, strict=True)
+            )
+    data = Run.open(own_run).data
+    inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), data.mean, data.std)
+    torch.set_flush_denormal(True)
+    plain, expected = package.Predictor(own_run)(inputs), package.Predictor(own_run, calibrated=True)(inputs)
+    power = plain.probs.double() ** (1 / content["temperature"])
+    torch.testing.assert_close(expected.probs.double(), power / power.sum(1, keepdim=True), atol=1e-6, rtol=1e-4)
+    probs = torch.tensor([[row[name] for name in PROBABILITIES] for row in rows])
+    torch.testing.assert_close(probs, expected.probs, rtol=1e-5, atol=1e-8)
+    assert torch.equal(plain.epistemic, expected.epistemic)
+    result = dubito("predict", own_run, *pictures, "--calibrated", "--checkpoint", "last")
+    assert result.code == 1
+    assert "--calibrated is fitted to the best weights" in result.err
+
+
 def test_the_seed_decides_the_numbers(dubito, digits_run: Path, pictures: list[Path]) -> None:
     outputs = [dubito("predict", digits_run, "pictures", "--seed", seed).out for seed in (1, 1, 2)]
     assert outputs[0] == outputs[1] != outputs[2]
@@ -152,7 +216,7 @@ def test_every_method_is_that_of_the_library_whatever_the_batches(
     dubito, digits_run: Path, pictures: list[Path], method: str
 ) -> None:
     for size in (1, 4, 100):
-        options = ("--method", method, "--samples", 3, "--batch-size", size, "--out", f"{size}.csv")
+        options = ("--method", method, "--samples", 3, "--batch-size", size, "--sort", "given", "--out", f"{size}.csv")
         assert dubito("predict", digits_run, *pictures, *options).code == 0
     run = Run.open(digits_run)
     inputs = normalize(torch.stack([read_image(path, 1) for path in pictures]), run.data.mean, run.data.std)

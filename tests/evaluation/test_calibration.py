@@ -8,7 +8,14 @@ from scipy.optimize import minimize_scalar
 
 from dubito.errors import OptionError, ShapeError
 from dubito.evaluation import metrics
-from dubito.evaluation.calibration import Conformal, conformal_quantile, fit_temperature, set_metrics, temper
+from dubito.evaluation.calibration import (
+    Conformal,
+    conformal_quantile,
+    fit_temperature,
+    set_metrics,
+    suitable_coverage,
+    temper,
+)
 
 
 def simulated(count: int, classes: int = 6, sharpness: float = 1.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,3 +156,39 @@ def test_wrong_options_are_refused():
             call()
     with pytest.raises(ShapeError):
         set_metrics(torch.ones(2, 2), torch.tensor([0, 1]))
+
+
+def networks_draw(count: int, accuracy: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities of ten classes, and labels drawn from them: a network that is right about so often."""
+    sharpness = {0.986: 75.0, 0.7: 3.5}[accuracy]
+    probs = torch.softmax(sharpness * torch.randn(count, 10, generator=generator, dtype=torch.float64), 1)
+    return probs, torch.multinomial(probs, 1, generator=generator).squeeze(1)
+
+
+@pytest.mark.parametrize("accuracy", [0.986, 0.7])
+def test_the_suitable_coverage_holds_and_leaves_few_sets_empty(accuracy: float):
+    """Over 40 simulations of 1,000 calibration and 2,000 test images, within 5 standard errors of their mean."""
+    generator = torch.Generator().manual_seed(0)
+    gaps, empty, empty_at_90, right = [], [], [], []
+    for _ in range(40):
+        probs, labels = networks_draw(3000, accuracy, generator)
+        mistakes = int((probs[:1000].argmax(1) != labels[:1000]).sum())
+        right.append(1 - mistakes / 1000)
+        coverage = suitable_coverage(mistakes, 1000)
+        assert coverage > 1 - mistakes / 1000
+        found = {}
+        for wanted in (coverage, 0.9):
+            sets = Conformal.fit(probs[:1000], labels[:1000], wanted, "lac").sets(probs[1000:])
+            found[wanted] = set_metrics(sets, labels[1000:])
+        gaps.append(found[coverage]["coverage"] - coverage)
+        empty.append(found[coverage]["empty"])
+        empty_at_90.append(found[0.9]["empty"])
+    assert sum(right) / 40 == pytest.approx(accuracy, abs=0.03)
+    gap = torch.tensor(gaps)
+    assert float(gap.mean()) > -5 * float(gap.std()) / math.sqrt(len(gaps))
+    assert float(gap.mean()) < 0.01
+    assert sum(empty) / 40 < 0.01
+    if accuracy > 0.9:
+        assert sum(empty_at_90) / 40 > 0.05  # what a fixed coverage of 0.9 would do
+    with pytest.raises(OptionError, match="mistakes on"):
+        suitable_coverage(3, 2)

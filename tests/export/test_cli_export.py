@@ -38,13 +38,25 @@ def test_prediction_needs_the_file_alone(dubito, digits_run: Path, digits_onnx: 
     code, out, err = dubito("predict", alone, "digits", "--out", "a.csv", "--top", 3, "--batch-size", 100)
     assert (code, err) == (0, "356 more rows; --top 0 shows all.\n")
     assert "Wrote 359 rows to a.csv." in out
-    assert dubito("predict", digits_run, "digits", "--out", "b.csv", "--top", 1)[0] == 0
+    assert dubito("predict", digits_run, "digits", "--out", "b.csv", "--top", 1, "--sort", "given")[0] == 0
     exported, own = rows(Path("a.csv")), rows(Path("b.csv"))
     assert list(exported[0]) == list(own[0])
     for row, expected in zip(exported, own, strict=True):
         assert row["truth"] == expected["truth"]
         for name in ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information", "p_7"):
             assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-3, abs=1e-5)
+
+
+def test_a_calibrated_file_gives_calibrated_probabilities(dubito, digits_run: Path) -> None:
+    assert dubito("export", digits_run, "--samples", 10, "--calibrated", "--out", "c.onnx")[0] == 0
+    assert dubito("predict", "c.onnx", "digits", "--out", "a.csv", "--top", 1)[0] == 0
+    options = ("--calibrated", "--sort", "given", "--out", "b.csv", "--top", 1)
+    assert dubito("predict", digits_run, "digits", *options)[0] == 0
+    for row, expected in zip(rows(Path("a.csv")), rows(Path("b.csv")), strict=True):
+        for name in ("confidence", "aleatoric", "epistemic", "entropy", "p_7"):
+            assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-3, abs=1e-4)
+    described = json.loads(onnx.load("c.onnx").metadata_props[0].value)
+    assert described["temperature"] == json.loads((digits_run / "calibration.json").read_text())["temperature"]
 
 
 def test_options_that_make_no_sense_for_a_file_are_refused(dubito, digits_onnx: Path) -> None:

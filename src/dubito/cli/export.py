@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.predict import require_choice
+from dubito.cli.predict import calibration_of, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
@@ -19,6 +19,7 @@ EXAMPLES = examples(
     "dubito export runs/mnist --out mnist.onnx",
     "dubito export runs/mnist --samples 30 --out mnist.onnx",
     "dubito export runs/mnist --what moments --out mnist-moments.onnx",
+    "dubito export runs/mnist --calibrated --out mnist.onnx",
     "dubito export runs/mnist --format torch --out mnist.pt2",
     "dubito predict mnist.onnx photos/",
     note="The file takes images as bytes (N, C, H, W), normalises them itself, and gives probabilities, aleatoric "
@@ -55,6 +56,9 @@ def export(
             show_default=False,
         ),
     ] = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Calibrate the probabilities by the run's temperature, in the graph.")
+    ] = False,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -77,12 +81,15 @@ def export(
     opened = Run.open(run)
     if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
+    temperature = calibration_of(opened, "--calibrated", checkpoint).temperature if calibrated else None
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
-        # A rule is for the predictions that it was fitted to: by draws, or by a network that has nothing to draw.
-        same = what in (None, "draws") or opened.config.inference == "frequentist"
+        # A rule is for the predictions that it was fitted to: not calibrated, and by draws, or by a network that has
+        # nothing to draw.
+        same = not calibrated and (what in (None, "draws") or opened.config.inference == "frequentist")
         rule = find_rule(opened, checkpoint=checkpoint) if same else None
         try:
-            exported(opened.load(checkpoint), file, format=format, what=what, samples=samples or 10, rule=rule)
+            network, draws = opened.load(checkpoint), samples or 10
+            exported(network, file, format=format, what=what, samples=draws, rule=rule, temperature=temperature)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")

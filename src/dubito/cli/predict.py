@@ -25,23 +25,28 @@ if TYPE_CHECKING:
     from dubito.exporting import OnnxModel
     from dubito.prediction import Prediction, Predictor
     from dubito.progress import Advance
+    from dubito.runs.run import Run
+    from dubito.runs.validation import Calibration
 
-__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "predict"]
+__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "calibration_of", "predict"]
 
 EXAMPLES = examples(
     "dubito predict runs/first photos/ --out predictions.csv",
     "dubito predict runs/first 'photos/**/*.png' --sort epistemic --top 20",
+    "dubito predict runs/first photos/ --calibrated --conformal",
     "dubito predict runs/first digits --samples 100",
     "dubito predict first.onnx photos/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
     "confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth (of data sets, and of files "
-    "in sub-folders that are called as the classes), and p_CLASS, the probability of each class; after dubito decide "
-    "also decision and reason.",
+    "in sub-folders that are called as the classes), conformal (with --conformal), and p_CLASS, the probability of "
+    "each class; after dubito decide also decision and reason.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")
-SORTABLE = ("epistemic", "aleatoric", "novelty", "entropy", "mutual_information", "confidence", "path")
+SORTABLE = ("epistemic", "aleatoric", "novelty", "entropy", "mutual_information", "confidence", "path", "given")
+NO_CLASS = "no class fits"
+"""What is said of an empty conformal set."""
 DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
 WIDE = 100
@@ -100,11 +105,25 @@ def predict(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Order of rows, in the table and the file: {', '.join(SORTABLE[:-1])} (the most uncertain first) or "
-            "path. [dim]\\[default: as given][/dim]",
+            help=f"Order of rows, in the table and the file: {', '.join(SORTABLE[:-2])} (the most uncertain first), "
+            "path or given. [dim]\\[default: what found mistakes best on the run's validation images][/dim]",
             show_default=False,
         ),
     ] = None,
+    calibrated: Annotated[
+        bool,
+        typer.Option(
+            "--calibrated", help="Calibrate the probabilities by the temperature that suits validation images."
+        ),
+    ] = False,
+    conformal: Annotated[
+        bool,
+        typer.Option(
+            "--conformal",
+            help="Also give the set of classes that holds the true one as often as calibration.json of the run says; "
+            "the set may be empty.",
+        ),
+    ] = False,
     top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
@@ -122,8 +141,10 @@ def predict(
     require_choice("--method", method, METHODS)
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     write = writer(out) if out else None
+    calibration: Calibration | None = None
+    about_order = ""
     if run.suffix.lower() == ".onnx" and not run.is_dir():
-        options = ("samples", "method", "seed", "checkpoint", "device")
+        options = ("samples", "method", "seed", "checkpoint", "device", "calibrated", "conformal")
         _refuse(context, options, f"{run}, an exported network that runs as it is on the CPU")
         from dubito.exporting import OnnxModel
 
@@ -143,20 +164,79 @@ def predict(
         predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
         predictor.use_novelty(opened, checkpoint)
         predictor.use_rule(opened, checkpoint)
+        if calibrated or conformal:
+            calibration = calibration_of(opened, "--calibrated" if calibrated else "--conformal", checkpoint)
+        else:
+            calibration = opened.find_calibration() if checkpoint == "best" else None
+        sort, about_order = _order(sort, calibration, opened)
         data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
     from dubito.data import images_at_once
 
     reader = Reader(find_images(images, data), data)
     with progress_bar("Predicting", len(reader.images)) as advance:
         prediction = predict_all(reader, images_at_once(data.size, batch_size), advance)
-    table = _sorted(_table(reader, prediction, data.class_names), sort)
+    sets = None
+    if prediction is not None and calibration is not None and conformal:
+        sets = _sets(prediction, calibration, data.class_names)
+    if prediction is not None and calibration is not None and calibrated:
+        from dubito.prediction.calibrated import calibrate
+
+        prediction = calibrate(prediction, calibration.temperature)
+    table = _sorted(_table(reader, prediction, data.class_names, sets), sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
     if prediction is not None:
+        if about_order:
+            typer.echo(about_order, err=True)
         _show(table, top, written=write is not None)
     if write:
         typer.echo(f"Wrote {len(reader.images):,} rows to {out}.")
     _tell_errors(reader)
+
+
+def calibration_of(run: Run, option: str, checkpoint: str) -> Calibration:
+    """What was fitted to the run's validation images; made from them if it is missing."""
+    from dubito.evaluation import validation_of
+
+    if checkpoint != "best":
+        raise OptionError(f"{option} is fitted to the best weights, but --checkpoint is {checkpoint}; leave one out.")
+    return run.find_calibration() or validation_of(run, progress=True).calibration
+
+
+def _order(sort: str | None, calibration: Calibration | None, run: Run) -> tuple[str, str]:
+    """By what the rows are sorted, and a sentence about it: what was chosen, or that a choice finds no mistakes."""
+    if calibration is None:
+        missing = f"there is no validation record of these weights of {run.path} to choose an uncertainty by"
+        return (sort, "") if sort else ("given", f"Rows are in the order given: {missing}.")
+    images, best = f"{calibration.images:,} validation images", calibration.best_score
+    if sort is None and best is None:
+        return "given", f"Rows are in the order given: no uncertainty found mistakes on {images} better than chance."
+    chosen = sort or str(best)
+    score = calibration.scores.get(chosen)
+    if score is None or score.auroc is None:
+        return chosen, ""
+    if sort is None:
+        return chosen, f"Sorted by {chosen}, which found mistakes best on {images} (AUROC {score.auroc:.3f})."
+    if score.beats_chance:
+        return chosen, ""
+    low, high = score.interval
+    return chosen, (
+        f"Warning: {chosen} found mistakes no better than chance on {images} (AUROC {score.auroc:.3f}, 95 % interval "
+        f"{low:.3f} to {high:.3f})."
+    )
+
+
+def _sets(prediction: Prediction, calibration: Calibration, class_names: Sequence[str]) -> list[str]:
+    """The conformal set of each image, the most probable class first."""
+    from dubito.evaluation.calibration import Conformal
+
+    sets = Conformal.of(calibration).sets(prediction.probs)
+    order = prediction.probs.argsort(1, descending=True)
+    inside = sets.gather(1, order).tolist()
+    return [
+        ", ".join(class_names[index] for index, chosen in zip(row, kept, strict=True) if chosen) or NO_CLASS
+        for row, kept in zip(order.tolist(), inside, strict=True)
+    ]
 
 
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
@@ -199,7 +279,9 @@ def _predict(
     return engine.predict(predictor, reader.batches(batch_size, advance))
 
 
-def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[str]) -> Table:
+def _table(
+    reader: Reader, prediction: Prediction | None, class_names: Sequence[str], sets: Sequence[str] | None = None
+) -> Table:
     """A row for each image, in the order of the arguments."""
     count = len(reader.images)
     readable = [number for number in range(count) if number not in reader.errors]
@@ -224,6 +306,8 @@ def _table(reader: Reader, prediction: Prediction | None, class_names: Sequence[
     table["error"] = [reader.errors.get(number) for number in range(count)]
     if any(image.truth is not None for image in reader.images):
         table["truth"] = [image.truth for image in reader.images]
+    if sets is not None:
+        table["conformal"] = column(sets)
     for index, name in enumerate(class_names):
         table[f"p_{name}"] = of(prediction.probs[:, index] if prediction is not None else None)
     return table
@@ -236,7 +320,7 @@ def _numbers(tensor: Tensor) -> list[float]:
 
 def _sorted(table: Table, by: str | None) -> Table:
     """The rows in order, the most uncertain first, those with an error last."""
-    if by is None:
+    if by in (None, "given") or by not in table:
         return table
     values = table[by]
     sign = 1 if by == "confidence" else -1
@@ -259,6 +343,8 @@ def _show(table: Table, top: int, written: bool) -> None:
     columns |= {name: Column(name) for name in DECIDED if name in table and (name == "decision" or width is None)}
     if "truth" in table:
         columns["truth"] = Column("truth")
+    if "conformal" in table:
+        columns["conformal"] = Column("conformal set", fold=True)
     measures = MEASURES if width is None or width >= WIDE else MEASURES[:3]
     known = [name for name in measures if any(value is not None for value in table[name])]  # runs may have no novelty
     columns |= {name: Column(name.replace("_", " "), number=True) for name in known}

@@ -74,7 +74,7 @@ def _to_json_lines(table: Table) -> bytes:
 
 def _to_parquet(table: Table) -> bytes:
     arrow, parquet = _pyarrow()
-    text = ("path", "label", "truth", "error")
+    text = ("path", "label", "truth", "error", "conformal")
     # Types are given, for a column without any value has none of its own.
     columns = {
         name: arrow.array(values, arrow.string() if name in text else arrow.float64()) for name, values in table.items()

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.evaluation.metrics import require_labelled
+from dubito.prediction.calibrated import log_probs, temper
+from dubito.runs.validation import Calibration
 
 __all__ = [
     "Conformal",
@@ -41,17 +43,6 @@ TEMPERATURES = (0.01, 100.0)
 """Where the temperature is looked for; the best of a network without a single mistake would be 0."""
 
 
-def temper(probs: Tensor, temperature: float) -> Tensor:
-    """p^(1/T), renormalised over the classes.
-
-    >>> temper(torch.tensor([[0.8, 0.2]]), 2.0)
-    tensor([[0.6667, 0.3333]])
-    """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise OptionError(f"temperature is {temperature}, but must be positive and finite.")
-    return torch.softmax(_logs(probs) / temperature, 1).to(probs.dtype)
-
-
 def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     """The temperature of lowest NLL on calibration images, between 0.01 and 100.
 
@@ -64,7 +55,7 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
     2.0
     """
     labels = require_labelled(probs, labels)
-    logs = _logs(probs)
+    logs = log_probs(probs)
     if bool((logs.argmax(1) == labels).all()):
         return 1.0
     target = float(logs.gather(1, labels.unsqueeze(1)).mean())
@@ -74,10 +65,6 @@ def fit_temperature(probs: Tensor, labels: Tensor) -> float:
         slope = float((torch.softmax(logs * math.exp(middle), 1) * logs).sum(1).mean()) - target
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
-
-
-def _logs(probs: Tensor) -> Tensor:
-    return probs.clamp_min(torch.finfo(probs.dtype).tiny).double().log()
 
 
 def suitable_coverage(mistakes: int, images: int) -> float:
@@ -165,6 +152,12 @@ class Conformal:
         start = cls(chosen, coverage, math.nan, randomized, seed)
         scores = start.scores(probs, seed).gather(1, labels.unsqueeze(1)).squeeze(1)
         return cls(chosen, coverage, conformal_quantile(scores, coverage), randomized, seed)
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Conformal:
+        """The sets of a run's validation record: ``lac``, which the image alone decides."""
+        threshold = math.inf if calibration.threshold is None else calibration.threshold
+        return cls(ConformalMethod.LAC, calibration.coverage, threshold)
 
     @property
     def is_randomized(self) -> bool:

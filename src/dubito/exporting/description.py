@@ -39,6 +39,7 @@ class Description:
         data: class names, and how an image file is to be read: as (channels, size, size) bytes. The graph normalises.
         samples: draws in the graph, with ``draws``.
         rule: what to do with a prediction, if that was fitted.
+        temperature: by which the probabilities are calibrated; None if they are not.
         version: of dubito.
     """
 
@@ -47,6 +48,7 @@ class Description:
     data: DataDescription
     samples: int | None = None
     rule: Rule | None = None
+    temperature: float | None = None
     version: str = __version__
 
     def to_json(self) -> str:
@@ -63,6 +65,7 @@ class Description:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
                 )
+            content.setdefault("temperature", None)  # which earlier files do not have
             own = {field.name: content[field.name] for field in fields(cls) if field.name != "rule"}
             if content.get("rule") is not None:
                 own["rule"] = Rule.from_json(json.dumps(content["rule"]))
@@ -85,6 +88,7 @@ class Description:
             "texts": all(isinstance(text, str) for text in texts),
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
+            "temperature": self.temperature is None or _is_positive(self.temperature),
             "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
             "mean": _are_finite(data.mean, data.channels),
             "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
@@ -94,6 +98,10 @@ class Description:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
 
 
 def _are_finite(values: tuple[Any, ...], count: int) -> bool:

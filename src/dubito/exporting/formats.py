@@ -53,6 +53,7 @@ def export(
     what: str | What | None = None,
     samples: int = 10,
     rule: Rule | None = None,
+    temperature: float | None = None,
 ) -> Path:
     """Write a network as one file that predicts as it does, without dubito, for images of the network's own size.
 
@@ -65,6 +66,8 @@ def export(
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
         rule: kept with the file; `dubito predict` of the file then decides by it.
+        temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
+            ``run.calibration().temperature``. None leaves them as they are.
     """
     file = Path(out)
     kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
@@ -72,7 +75,8 @@ def export(
         raise OptionError(f"{file} must end in {' or '.join(kinds)}, or give the format.")
     kind = choose(Format, kinds[file.suffix.lower()] if format is None else format, "format")
     network = model if isinstance(model, nn.Module) else load(model)
-    content = export_bytes(network, require_data(data_of(network), "exporting"), kind, what, samples, rule)
+    data = require_data(data_of(network), "exporting")
+    content = export_bytes(network, data, kind, what, samples, rule, temperature)
     write_atomically(file, content)
     return file
 
@@ -84,6 +88,7 @@ def export_bytes(
     what: str | What | None = None,
     samples: int = 10,
     rule: Rule | None = None,
+    temperature: float | None = None,
 ) -> bytes:
     """The content of a file that predicts as the network does, without dubito.
 
@@ -95,11 +100,15 @@ def export_bytes(
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
         rule: kept with the file; :class:`OnnxModel` then decides by it.
+        temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
+            ``run.calibration().temperature``. None leaves them as they are.
     """
     kind = choose(Format, format, "format")
-    graph = make_graph(network, data, what, samples)
+    graph = make_graph(network, data, what, samples, temperature)
     samples_inside = graph.predictor.samples if graph.what is What.DRAWS else None
-    description = Description(graph.what, graph.head.name, data, samples_inside, rule)
+    if rule is not None and temperature is not None:
+        raise OptionError("A rule is fitted to probabilities that are not calibrated: give rule or temperature.")
+    description = Description(graph.what, graph.head.name, data, samples_inside, rule, temperature)
     wrong = description.mistake()
     if wrong:
         raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")

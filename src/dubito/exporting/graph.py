@@ -13,8 +13,9 @@ from dubito.convert import deep_copy
 from dubito.data import channel_constants, standardize
 from dubito.errors import OptionError, choose
 from dubito.exporting.description import What
-from dubito.heads.split import AnyPrediction
+from dubito.heads.split import AnyPrediction, Prediction
 from dubito.prediction import Ensemble, Predictor, drawn_dropout
+from dubito.prediction.calibrated import calibrate
 from dubito.prediction.moments import LOGITS, logit_moments
 from dubito.runs.run import DataDescription
 from dubito.variational.posterior import posteriors
@@ -35,10 +36,16 @@ METHODS = {What.DRAWS: "weights", What.MOMENTS: "moments", What.MEAN: "mean"}
 """The method of :class:`dubito.Predictor` that a graph equals."""
 
 
-def make_graph(network: nn.Module, data: DataDescription, what: What | str | None, samples: int) -> PredictionGraph:
+def make_graph(
+    network: nn.Module,
+    data: DataDescription,
+    what: What | str | None,
+    samples: int,
+    temperature: float | None = None,
+) -> PredictionGraph:
     """The module to export for a network, which stays as it is.
 
-    `what` None means draws, or the mean if the network has nothing to draw.
+    `what` None means draws, or the mean if the network has nothing to draw. `temperature` calibrates the probabilities.
     """
     if isinstance(network, Ensemble):
         raise OptionError(f"The network is an {type(network).__name__} of several; export its members one by one.")
@@ -51,7 +58,8 @@ def make_graph(network: nn.Module, data: DataDescription, what: What | str | Non
             f"what is {kind.value!r}, but the network has nothing to draw: it is a point estimate, so export 'mean'."
         )
     graph = MomentsGraph if kind is What.MOMENTS else DrawsGraph
-    return graph(Predictor(network, samples if kind is What.DRAWS else 1, METHODS[kind]), network, data)
+    count, calibrated = samples if kind is What.DRAWS else 1, False if temperature is None else temperature
+    return graph(Predictor(network, count, METHODS[kind], calibrated=calibrated), network, data)
 
 
 def _draws(network: nn.Module) -> bool:
@@ -93,6 +101,9 @@ class PredictionGraph(nn.Module, ABC):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """The prediction's tensors, in the order of `OUTPUTS`."""
         prediction = self.predict(self.prepare(images))
+        if self.predictor.temperature is not None:
+            assert isinstance(prediction, Prediction)
+            prediction = calibrate(prediction, self.predictor.temperature)
         return tuple(getattr(prediction, name).float() for name in OUTPUTS.values())
 
     @abstractmethod

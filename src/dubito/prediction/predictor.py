@@ -22,6 +22,7 @@ from dubito.errors import OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
 from dubito.heads.split import AnyPrediction, Prediction, Sampling
 from dubito.models.ensemble import Ensemble
+from dubito.prediction.calibrated import calibrate
 from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws, checked
 from dubito.prediction.moments import MomentDraws
 from dubito.prediction.novelty import FILE, Meter, Novelty, Observer, find_layers, fit, multiplications
@@ -72,6 +73,8 @@ class Predictor:
         batch_size: how many images at once; it changes no number.
         dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
         covariance: also give the (N, C, C) matrices.
+        calibrated: give calibrated probabilities (see :mod:`dubito.prediction.calibrated`): True by the temperature in
+            the validation record of a run, fitted for 10 draws of the weights; or a temperature.
         memory: bytes of drawn weights to keep; beyond it, they are made again from their seeds for every batch.
 
     >>> import dubito
@@ -95,6 +98,7 @@ class Predictor:
         batch_size: int = 256,
         dropout: bool | None = None,
         covariance: bool = False,
+        calibrated: bool | float = False,
         memory: int = MEMORY,
         _share: bool = False,
     ) -> None:
@@ -110,6 +114,7 @@ class Predictor:
         self._meter: Meter | None = None
         self.rule: Rule | None = None
         run = None
+        self.temperature = _temperature(model, calibrated)
         if not isinstance(model, nn.Module):
             model, run = _opened(model)
         self.data = data_of(model)
@@ -129,6 +134,8 @@ class Predictor:
             self.head = resolve_head(model, head)
             self._draws = _make_draws(model, samples, self.method, seed, dropout, memory, self.head, _share)
             self.samples = self._draws.samples
+        if self.temperature is not None and not self.head.classifies:
+            raise OptionError(f"The network has the {self.head.name} head, but only probabilities can be calibrated.")
         if run is not None:
             self.use_novelty(run)
             self.use_rule(run)
@@ -151,9 +158,11 @@ class Predictor:
         if not parts:
             raise ShapeError("There are no images to predict: the inputs are empty.")
         whole = type(parts[0]).cat(parts)  # type: ignore[arg-type]
-        if self.rule is not None and isinstance(whole, Prediction) and self.rule.suits(whole):
-            return self.rule.apply(whole)
-        return whole
+        if not isinstance(whole, Prediction):
+            return whole
+        if self.rule is not None and self.rule.suits(whole):
+            whole = self.rule.apply(whole)  # fitted to probabilities as they are, so before they are calibrated
+        return whole if self.temperature is None else calibrate(whole, self.temperature)
 
     def _read(self, images: Tensor | Picture | Iterable[Any]) -> Tensor | Iterable[Any]:
         """Tensors or batches as they are, photographs as batches."""
@@ -329,6 +338,22 @@ class Predictor:
         if isinstance(inputs, Iterable):
             return inputs
         raise ShapeError(f"The inputs are {inputs!r}, but must be a tensor of images or an iterable of batches.")
+
+
+def _temperature(model: nn.Module | str | os.PathLike[str] | Run, calibrated: bool | float) -> float | None:
+    """What calibrates the probabilities; None for nothing."""
+    if calibrated is False:
+        return None
+    if calibrated is not True:
+        return calibrated
+    from dubito.runs.run import Run
+
+    if isinstance(model, nn.Module):
+        raise OptionError(
+            "calibrated is True, but a module has no validation record: give a run, or the temperature that "
+            "dubito.evaluation.calibration.fit_temperature finds."
+        )
+    return (model if isinstance(model, Run) else Run.open(model)).calibration().temperature
 
 
 def _images(item: Any) -> Tensor:
