@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dubito.errors import DubitoError
     from dubito.estimators import estimator
     from dubito.evaluation import evaluate
+    from dubito.evaluation.report import report
     from dubito.exporting import export
     from dubito.heads import attach_head, log_softplus_normalize, softplus_normalize
     from dubito.heads.split import Prediction, Regression, decompose
@@ -47,6 +48,7 @@ _HOMES = {
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
     "evaluation": ["evaluate"],
+    "evaluation.report": ["report"],
     "exporting": ["export"],
     "heads": ["attach_head", "log_softplus_normalize", "softplus_normalize"],
     "layers": [
@@ -102,6 +104,7 @@ __all__ = [
     "models",
     "predict",
     "prune",
+    "report",
     "save",
     "softplus_normalize",
     "summary",

@@ -68,10 +68,9 @@ def report(
     require_matplotlib()
     import torch
 
-    from dubito.evaluation.report import evaluation_of, write_report
+    from dubito.evaluation.report import report as write_report
 
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
-    evaluation = evaluation_of(run, samples=samples, ood=ood or None, progress=True)
-    file = write_report(evaluation, page, folder)
+    file = write_report(run, out=page, figures=folder, samples=samples, ood=ood or None, progress=True)
     typer.echo(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")

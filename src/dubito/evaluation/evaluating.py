@@ -21,7 +21,7 @@ from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError, Sha
 from dubito.evaluation.drawn import Drawn, draw, joined
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
-from dubito.evaluation.images import held_out_images, own_test_images, place_of, test_images
+from dubito.evaluation.images import held_out_images, own_test_images, place_of, shown, test_images
 from dubito.evaluation.noise import noise_level, noisy_batches
 from dubito.evaluation.summary import plain, summarize
 from dubito.evaluation.validating import NO_IMAGES, SAMPLES, SEED, recorded, validation_of
@@ -40,6 +40,7 @@ def evaluate(
     networks: Runs | nn.Module | Predictor,
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
     *,
+    validation: Iterable[tuple[Tensor, Tensor]] | None = None,
     data: str | None = None,
     samples: int = 10,
     ood: Sequence[str] = (),
@@ -56,8 +57,8 @@ def evaluate(
     """Evaluate a run, several runs as one ensemble, or any network with batches of labelled images.
 
     Members of an ensemble must have been trained on the same data set; a member without anything to draw gives one
-    draw. Post-hoc calibration uses the images that every member held out. A network that is given with `batches` has
-    no such images, so it is not calibrated, and `data`, `ood`, `noise` and `checkpoint` are not used.
+    draw. Post-hoc calibration uses the images that every member held out. A network that is given with `batches` is
+    calibrated on `validation`, if that is given too, and `data`, `ood`, `noise` and `checkpoint` are not used.
 
     Every interval is of 95 % and covers the test images and the draws: it is one for the expected value of the metric
     over test sets of this size and over seeds, with this number of draws. A network without draws has intervals over
@@ -67,6 +68,7 @@ def evaluate(
         networks: a run or its folder, or several; or a module, such as one that :func:`dubito.ensemble` made,
             or a predictor, whose own draws and seed count.
         batches: for a module: pairs of inputs, as it takes them, and labels.
+        validation: for a module: the same of images that its training has not seen, other than those of `batches`.
         data: another data set with the same classes, whose test images to use; None for the run's own.
         samples: draws of each network.
         ood: data sets whose test images the network should find strange.
@@ -91,8 +93,8 @@ def evaluate(
     _check_options(samples, noise, noise_images, coverage, bootstrap)
     options = _Options(samples, coverage, bootstrap, seed, batch_size, device, progress)
     if isinstance(networks, (nn.Module, Predictor)):
-        return _evaluate_module(networks, batches, options, began)
-    if batches is not None:
+        return _evaluate_module(networks, batches, validation, options, began)
+    if batches is not None or validation is not None:
         raise OptionError("batches are for a network: a run is evaluated on test images of its data set, or of `data`.")
     opened = _open(networks)
     facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
@@ -141,7 +143,11 @@ def evaluate(
 
 
 def _evaluate_module(
-    network: nn.Module | Predictor, batches: Iterable[tuple[Tensor, Tensor]] | None, options: _Options, began: float
+    network: nn.Module | Predictor,
+    batches: Iterable[tuple[Tensor, Tensor]] | None,
+    validation: Iterable[tuple[Tensor, Tensor]] | None,
+    options: _Options,
+    began: float,
 ) -> Evaluation:
     if batches is None:
         raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
@@ -156,21 +162,26 @@ def _evaluate_module(
         predictors = [_predictor(member.to(options.device), options, seed) for member, seed in pairs]
         described = data_of(network)
     drawn = [draw(predictor, inputs) for predictor in predictors]
+    test = joined("test", shown(inputs, described), labels, drawn)
+    held_out = replace(test, images=NO_IMAGES)[:0]
+    if validation is not None:
+        inputs, labels = _labelled(validation)
+        drawn = [draw(predictor, inputs) for predictor in predictors]
+        held_out = joined("validation", NO_IMAGES, labels, drawn)
     forward = perf_counter() - watch
-    test = joined("test", torch.zeros(0, dtype=torch.uint8), labels, drawn)
     names = tuple(map(str, range(test.prediction.probs.shape[1])))
     if described is not None and len(described.class_names) == len(names):
         names = described.class_names
     metrics = summarize(
-        test, test[:0], {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
+        test, held_out, {}, names, coverage=options.coverage, bootstrap=options.bootstrap, seed=options.seed
     )
     metrics["settings"] = {
         **options.described(),
         "intervals_cover": test.intervals_cover,
-        "images": {"test": len(test)},
+        "images": {"test": len(test), "validation": len(held_out)},
     }
     seconds = {"total": perf_counter() - began, "forward": forward}
-    return Evaluation((), names, test, test[:0], {}, (), plain(metrics), seconds)
+    return Evaluation((), names, test, held_out, {}, (), plain(metrics), seconds)
 
 
 def _labelled(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from dubito.evaluation.evaluation import Evaluation
 
 __all__ = ["Card", "cards", "exact_percent", "leaning", "percent", "title_and_lead"]
@@ -26,8 +28,14 @@ class Card:
     meaning: str
 
 
-def title_and_lead(evaluation: Evaluation) -> tuple[str, str]:
+def title_and_lead(evaluation: Evaluation, network: nn.Module | None = None) -> tuple[str, str]:
     """What was trained and tested: a title, and a line below it."""
+    draws = evaluation.test.prediction.samples
+    once = "one pass" if draws == 1 else f"{draws} draws"
+    tested = f"Tested on {len(evaluation.test):,} images that no training has seen, with {once} of the network each."
+    if not evaluation.runs:
+        title = "A predictor" if network is None else type(network).__name__
+        return f"{title} for {len(evaluation.class_names)} classes", tested
     run = evaluation.runs[0]
     config, rows = run.config, run.metrics()
     data = Path(config.data).stem if config.data.endswith(".npz") else Path(config.data).name
@@ -42,9 +50,6 @@ def title_and_lead(evaluation: Evaluation) -> tuple[str, str]:
     if config.inference == "vi":
         facts += [f"prior {config.prior}", f"temperature {config.temperature:g} of the KL term"]
     facts.append(f"seed {config.seed}")
-    draws = evaluation.test.prediction.samples
-    once = "one pass" if draws == 1 else f"{draws} draws"
-    tested = f"Tested on {len(evaluation.test):,} images that no training has seen, with {once} of the network each."
     return title, f"{', '.join(facts)}. {tested}"
 
 

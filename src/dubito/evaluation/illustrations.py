@@ -31,6 +31,7 @@ __all__ = [
     "Points",
     "chosen_images",
     "has_epistemic",
+    "has_images",
     "illustrations",
     "measured",
     "other_names",
@@ -88,6 +89,11 @@ def illustrations(evaluation: Evaluation, network: nn.Module | None) -> dict[str
     }
 
 
+def has_images(evaluation: Evaluation) -> bool:
+    """Whether there are images to look at; what a network was given may be something else."""
+    return len(evaluation.test.images) == len(evaluation.test)
+
+
 def has_epistemic(evaluation: Evaluation) -> bool:
     """Whether the draws differ at all."""
     return bool((evaluation.test.prediction.epistemic > 0).any())
@@ -130,7 +136,7 @@ def _wrong(part: Evaluated) -> Tensor:
 
 
 def _training(evaluation: Evaluation) -> Iterator[Illustration]:
-    rows = evaluation.runs[0].metrics()
+    rows = evaluation.runs[0].metrics() if evaluation.runs else []
     if not rows:
         return
     captions = {
@@ -245,7 +251,9 @@ def points(evaluation: Evaluation) -> Points:
         return torch.cat([getattr(part.prediction, name)[index] for part, index in parts])
 
     return Points(
-        images=torch.cat([shrunk(part.images[index], THUMBNAIL) for part, index in parts]),
+        images=torch.cat([shrunk(part.images[index], THUMBNAIL) for part, index in parts])
+        if has_images(evaluation)
+        else torch.zeros(0, dtype=torch.uint8),
         aleatoric=joined("aleatoric"),
         epistemic=joined("epistemic"),
         confidence=joined("confidence"),
@@ -264,6 +272,8 @@ def _scores(part: Evaluated) -> list[Tensor]:
 
 def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
     """For every gallery that has any, the numbers of its test images, the most extreme first."""
+    if not has_images(evaluation):
+        return {}
     prediction, wrong = evaluation.test.prediction, _wrong(evaluation.test)
     chosen = {"most-aleatoric": prediction.aleatoric.argsort(descending=True, stable=True)}
     if has_epistemic(evaluation):
@@ -356,7 +366,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
 
 def _traces(evaluation: Evaluation) -> Iterator[Illustration]:
     traces: dict[str, list[dict[str, Any]]] = {}
-    for row in evaluation.runs[0].posterior_trace():
+    for row in evaluation.runs[0].posterior_trace() if evaluation.runs else []:
         traces.setdefault(row["layer"], []).append(row)
     if not traces:
         return

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from dubito.data import DATASETS, Dataset, open_dataset
 from dubito.errors import DataError, RunError
+from dubito.runs.description import DataDescription
 from dubito.runs.run import Run
 
-__all__ = ["found_at", "held_out_images", "images_again", "own_test_images", "place_of", "test_images"]
+__all__ = ["found_at", "held_out_images", "images_again", "own_test_images", "place_of", "shown", "test_images"]
 
 
 def test_images(data: str, run: Run, *, labelled: bool = True) -> Dataset:  # noqa: PT028
@@ -90,3 +93,26 @@ def found_at(data: str, places: Mapping[str, str]) -> str:
 def place_of(data: str) -> str:
     """A name that is the same from every folder: that of a known data set, else a full path."""
     return data if data in DATASETS else str(Path(data).expanduser().resolve())
+
+
+def shown(inputs: Sequence[Tensor], data: DataDescription | None) -> Tensor:
+    """A network's inputs as bytes (N, C, S, S) to look at; none if they are no images of 1 or 3 channels.
+
+    `data` tells how they were normalised. Without it their whole range goes from black to white, unless it is [0, 1].
+
+    >>> shown([torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1)], None).flatten(), len(shown([torch.zeros(5, 4)], None))
+    (tensor([  0, 128, 255], dtype=torch.uint8), 0)
+    """
+    shapes = {batch.shape[1:] for batch in inputs}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or shape[0] not in (1, 3):
+        return torch.zeros(0, dtype=torch.uint8)
+    if data is not None and data.channels == shape[0]:
+        scale, shift = (torch.tensor(values).view(-1, 1, 1) for values in (data.std, data.mean))
+    else:
+        low, high = min(float(batch.min()) for batch in inputs), max(float(batch.max()) for batch in inputs)
+        low, width = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high - low or 1.0)
+        scale, shift = (torch.tensor(value).view(1, 1, 1) for value in (1 / width, -low / width))
+    side = max(shape[1:])
+    around = (0, side - shape[2], 0, side - shape[1])
+    parts = [(batch.detach().cpu().float() * scale + shift).mul(255).round().clamp(0, 255).byte() for batch in inputs]
+    return torch.cat([pad(part, around) for part in parts])

@@ -7,29 +7,29 @@ the browser to ask the network for anything. Text reaches the page through a tem
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from dubito import __version__
-from dubito.errors import DataError, DubitoError, RunError
+from dubito.errors import DataError, DubitoError, OptionError, RunError
 from dubito.evaluation.evaluating import evaluate
 from dubito.evaluation.evaluation import Evaluation, kept_settings
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
 from dubito.files import write_atomically
+from dubito.prediction import Predictor
 from dubito.runs.run import Run
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from dubito.evaluation.illustrations import Illustration
 
-__all__ = ["evaluation_of", "write_report"]
+__all__ = ["evaluation_of", "report", "write_report"]
 
 
 @dataclass
@@ -38,6 +38,43 @@ class _Drawn:
 
     files: dict[str, bytes] = field(default_factory=dict)
     sections: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def report(
+    model: nn.Module | Predictor | str | os.PathLike[str],
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
+    out: str | os.PathLike[str] = "report.html",
+    *,
+    validation: Iterable[tuple[Tensor, Tensor]] | None = None,
+    figures: str | os.PathLike[str] | None = None,
+    samples: int | None = None,
+    ood: Sequence[str] | None = None,
+    progress: bool = False,
+) -> Path:
+    """Write one HTML file that shows how good a network is, and how far its uncertainties can be trusted.
+
+    Args:
+        model: any network, with or without Bayesian layers, or a predictor, whose own draws count; or a run folder.
+        batches: for a network: pairs of inputs and labels of test images.
+        out: the file.
+        validation: for a network: the same of images that its training has not seen, other than those of `batches`. It
+            is calibrated on them, and uncertainties are compared with theirs.
+        figures: a folder for every figure as PNG and SVG.
+        samples: draws of the network; None for 10, or for what was evaluated of a run.
+        ood: for a run folder: data sets whose images should be uncertain; None for what was evaluated.
+        progress: show a progress bar, on stderr.
+
+    A network that :func:`dubito.attach_data` has told of its images is reported with the names of its classes.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        if batches is not None or validation is not None:
+            raise OptionError("batches and validation are for a network: a run has images of its own.")
+        evaluation = evaluation_of(model, samples=samples, ood=ood, progress=progress)
+        return write_report(evaluation, out, figures)
+    if ood is not None:
+        raise OptionError("ood is for a run folder: a network has no description of other data sets.")
+    evaluation = evaluate(model, batches, validation=validation, samples=samples or 10, progress=progress)
+    return write_report(evaluation, out, figures, model if isinstance(model, nn.Module) else None)
 
 
 def evaluation_of(
@@ -86,10 +123,17 @@ def _stored(folder: Path, keep: bool) -> Evaluation | None:
 
 
 def write_report(
-    evaluation: Evaluation, out: str | os.PathLike[str], figures: str | os.PathLike[str] | None = None
+    evaluation: Evaluation,
+    out: str | os.PathLike[str],
+    figures: str | os.PathLike[str] | None = None,
+    network: nn.Module | None = None,
 ) -> Path:
-    """Write the report of an evaluation to `out`, and every figure as PNG and SVG into the folder `figures`."""
-    network = evaluation.runs[0].load(evaluation.metrics["settings"]["checkpoint"])
+    """Write the report of an evaluation to `out`, and every figure as PNG and SVG into the folder `figures`.
+
+    `network` is the one whose posterior is shown; that of a run is known.
+    """
+    if evaluation.runs:
+        network = evaluation.runs[0].load(evaluation.metrics["settings"]["checkpoint"])
     with torch.no_grad():
         drawn = _draw(evaluation, network, files=figures is not None)
         page = _page(evaluation, network, drawn)
@@ -99,11 +143,11 @@ def write_report(
     return Path(out)
 
 
-def _draw(evaluation: Evaluation, network: nn.Module, files: bool) -> _Drawn:
+def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Drawn:
     """Every figure once: its files, if wanted, and what goes into the page."""
     try:
         from dubito.evaluation import figures
-        from dubito.evaluation.illustrations import illustrations
+        from dubito.evaluation.illustrations import has_images, illustrations
     except ModuleNotFoundError as error:
         raise DubitoError(f"A report needs {error.name}, which is missing: pip install 'dubito[train]'.") from None
     drawn = _Drawn()
@@ -111,7 +155,7 @@ def _draw(evaluation: Evaluation, network: nn.Module, files: bool) -> _Drawn:
         shown = drawn.sections.setdefault(section, [])
         for illustration in found:
             # On the page a script draws the scatter plot with its images, and galleries adapt to the screen.
-            is_inline = section != "images" and illustration.name != "scatter"
+            is_inline = section != "images" and (illustration.name != "scatter" or not has_images(evaluation))
             if not (files or is_inline):
                 continue
             figure = figures.draw(illustration.paint, illustration.size)
@@ -137,7 +181,7 @@ def _inline(illustration: Illustration, svg: str) -> dict[str, Any]:
     }
 
 
-def _page(evaluation: Evaluation, network: nn.Module, drawn: _Drawn) -> str:
+def _page(evaluation: Evaluation, network: nn.Module | None, drawn: _Drawn) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -145,7 +189,7 @@ def _page(evaluation: Evaluation, network: nn.Module, drawn: _Drawn) -> str:
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    title, lead = title_and_lead(evaluation)
+    title, lead = title_and_lead(evaluation, network)
     bootstrap = evaluation.metrics["settings"]["bootstrap"]
     covers = evaluation.test.intervals_cover
     page: str = templates.get_template("report.html").render(

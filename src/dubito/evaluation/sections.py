@@ -61,7 +61,7 @@ class Section:
         return not (self.figures or self.tables or self.scatter or self.galleries)
 
 
-def sections(evaluation: Evaluation, network: nn.Module, shown: Figures) -> list[Section]:
+def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) -> list[Section]:
     """The sections that have anything to show; `shown` are the drawn figures of each."""
     first = " Of the first member of the ensemble." if len(evaluation.runs) > 1 else ""
     every = [
@@ -233,7 +233,7 @@ def _class_table(evaluation: Evaluation) -> Table:
     return Table("Class by class", columns, rows, note, folded=len(rows) > MANY_CLASSES)
 
 
-def _posterior_tables(network: nn.Module) -> Iterable[Table]:
+def _posterior_tables(network: nn.Module | None) -> Iterable[Table]:
     from dubito.evaluation.illustrations import posterior_layers
 
     rows = []
@@ -254,26 +254,37 @@ def _posterior_tables(network: nn.Module) -> Iterable[Table]:
 
 def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
     """Why parts of the report are not there."""
-    from dubito.evaluation.illustrations import chosen_images, has_epistemic
+    from dubito.evaluation.illustrations import chosen_images, has_epistemic, has_images
 
-    inference = evaluation.runs[0].config.inference
+    run = evaluation.runs[0] if evaluation.runs else None
     reasons = []
-    if not evaluation.ood:
+    if not evaluation.ood and run:
         reasons.append("No other data set was given (--ood NAME), so nothing is said about images of other kinds.")
     if not has_epistemic(evaluation):
         reasons.append("Its draws do not differ, so there is no epistemic uncertainty to show.")
     if not shown["posterior"]:
-        why = "A frequentist network" if inference == "frequentist" else "A network with MC dropout"
-        reasons.append(f"{why} has point estimates, one number for each weight, so there is no posterior to show.")
-    elif not evaluation.runs[0].posterior_trace():
+        reasons.append(_no_posterior(evaluation))
+    elif run and not run.posterior_trace():
         reasons.append("The run has no posterior.csv, so how a weight moved during training is not known.")
-    if "confidently-wrong" not in chosen_images(evaluation):
+    if not has_images(evaluation):
+        reasons.append("What the network was given are no images of one or three channels, so none are shown.")
+    elif "confidently-wrong" not in chosen_images(evaluation):
         reasons.append("It made no mistake on the test images, so there are none to show.")
-    if not evaluation.metrics["conformal"]:
+    if not evaluation.metrics["conformal"] and not run:
+        reasons.append("No validation images were given, so nothing could be calibrated or compared with them.")
+    elif not evaluation.metrics["conformal"]:
         reasons.append("The members of the ensemble held out no images in common, so nothing could be calibrated.")
-    if not shown["training"]:
+    if not shown["training"] and run:
         reasons.append("The run has no metrics.csv, so how it learned is not known.")
     return reasons
+
+
+def _no_posterior(evaluation: Evaluation) -> str:
+    if not evaluation.runs:
+        return "No Bayesian layer was given, so there is no posterior to show."
+    frequentist = evaluation.runs[0].config.inference == "frequentist"
+    why = "A frequentist network" if frequentist else "A network with MC dropout"
+    return f"{why} has point estimates, one number for each weight, so there is no posterior to show."
 
 
 def _about_tables(evaluation: Evaluation) -> list[Table]:
@@ -282,12 +293,11 @@ def _about_tables(evaluation: Evaluation) -> list[Table]:
         for key, value in evaluation.metrics["settings"].items()
         if key not in ("runs", "images", "places") and value is not None
     }
-    trained = evaluation.runs[0].config.to_dict()
-    return [
-        Table("Settings of the evaluation", ("", ""), _settings(settings), folded=True, kind="settings"),
-        Table("Settings of the training", ("", ""), _settings(trained), folded=True, kind="settings"),
-        Table("Environment of the training", ("", ""), _environment(evaluation.runs[0]), folded=True, kind="settings"),
-    ]
+    contents = {"Settings of the evaluation": _settings(settings)}
+    if evaluation.runs:
+        contents["Settings of the training"] = _settings(evaluation.runs[0].config.to_dict())
+        contents["Environment of the training"] = _environment(evaluation.runs[0])
+    return [Table(title, ("", ""), rows, folded=True, kind="settings") for title, rows in contents.items()]
 
 
 def _settings(values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -306,6 +316,8 @@ def _environment(run: Run) -> list[tuple[str, str]]:
 
 def made(evaluation: Evaluation) -> str:
     """By which command and from which files the report was written."""
+    if not evaluation.runs:
+        return f"Written by dubito.report (dubito {__version__}) from a network and labelled images."
     names = ", ".join(run.path.resolve().name for run in evaluation.runs)
     weights = f"{evaluation.metrics['settings']['checkpoint']}.safetensors"
     return (
@@ -322,9 +334,9 @@ def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
     """What the script needs to draw the scatter plot and its images."""
     from markupsafe import Markup
 
-    from dubito.evaluation.illustrations import has_epistemic, other_names, points
+    from dubito.evaluation.illustrations import has_epistemic, has_images, other_names, points
 
-    if not has_epistemic(evaluation):
+    if not (has_epistemic(evaluation) and has_images(evaluation)):
         return None
     shown = points(evaluation)
     names = ["right", "wrong", *other_names(evaluation).values()]
