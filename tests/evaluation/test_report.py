@@ -320,7 +320,7 @@ def test_uncertainties_are_compared_with_those_of_validation_images(evaluation: 
     value = evaluation.test.prediction.aleatoric[number]
     share = float((usual < value).double().mean())
     shown = "all" if share == 1 else _most(share)
-    assert f"more aleatoric than {shown} of the validation images ({float(value):.2g})" in page.text
+    assert f"aleatoric above {shown} of validation images ({float(value):.2g})" in page.text
     assert f"image {number}" in page.text
     bare = dataclasses.replace(evaluation, validation=evaluation.validation[:0])
     assert _above(bare, "aleatoric", value.reshape(1)) == []

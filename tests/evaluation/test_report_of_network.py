@@ -40,7 +40,7 @@ def test_a_network_has_a_report_with_images_classes_and_posterior(tmp_path: Path
     assert f"{100 * found.metrics['accuracy']:.1f} %" in page.text
     assert set(page.ids("section")) >= {"calibration", "mistakes", "uncertainty", "images", "classes", "posterior"}
     assert {"figure-conformal", "figure-scatter", "figure-posterior-std"} <= set(page.ids("figure"))
-    assert "of the validation images (" in page.text
+    assert "of validation images (" in page.text
     assert "image 0" in page.text
     assert all(name in page.text for name in NAMES)
     assert (tmp_path / "figures" / "risk-coverage.svg").exists()

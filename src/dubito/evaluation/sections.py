@@ -432,7 +432,7 @@ def _doubt(evaluation: Evaluation, kind: str, prediction: Prediction) -> str:
     values: torch.Tensor = getattr(prediction, kind).reshape(1)
     size = f"{float(values):.2g}"
     above = _above(evaluation, kind, values)
-    return f"more {kind} than {above[0]} of the validation images ({size})" if above else f"{kind} {size}"
+    return f"{kind} above {above[0]} of validation images ({size})" if above else f"{kind} {size}"
 
 
 def _bar(name: str, chance: float, spread: float, is_true: bool, is_first: bool) -> dict[str, Any]:

@@ -127,7 +127,7 @@
         data.truth[i] === null ? "" : "true class: " + data.classes[data.truth[i]],
         ...["aleatoric", "epistemic"].map(kind => {
           const size = data[kind][i].toPrecision(2), above = data.above[kind][i];
-          return above ? `more ${kind} than ${above} of the validation images (${size})` : `${kind} ${size}`;
+          return above ? `${kind} above ${above} of validation images (${size})` : `${kind} ${size}`;
         }),
         data.file[i],
       ].filter(Boolean);
