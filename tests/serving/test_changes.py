@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from dubito.data import add_pixel_noise
+from dubito.data import add_pixel_noise, load
+from dubito.errors import RunError
+from dubito.evaluation.calibration import Conformal
+from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.validating import NO_IMAGES, calibrate
+from dubito.prediction import Prediction
+from dubito.runs.run import Run
+from dubito.runs.validation import Validation
 from dubito.serving.answer import verdict
 from dubito.serving.changes import rotate, to_bytes
-from dubito.serving.validation import Validation, find_validation
+from dubito.serving.model import ServedModel
+from dubito.serving.validation import Usual, find_usual
 
 
 def test_quarter_turns_are_exact_and_counter_clockwise() -> None:
@@ -34,14 +44,17 @@ def test_noise_has_its_standard_deviation_and_is_not_clipped() -> None:
     assert int(to_bytes(noisy).min()) == 0
 
 
-def validation(**values) -> Validation:
-    empty = torch.zeros(0)
-    fields = {"probs": empty, "labels": empty, "aleatoric": empty, "epistemic": empty, "examples": empty}
-    return Validation(**{**fields, "example_labels": empty, **values})
+def usual_of(aleatoric: torch.Tensor, epistemic: torch.Tensor) -> Usual:
+    """What is usual for a network of one class with these uncertainties."""
+    ones = torch.ones(len(aleatoric), 1)
+    prediction = Prediction(ones, aleatoric[:, None], epistemic[:, None], ones[:, 0], ones[:, 0], 10)
+    labels = torch.zeros(len(ones), dtype=torch.long)
+    fitted = calibrate(Evaluated("usual", NO_IMAGES, labels, prediction))
+    return Usual(Validation(prediction, labels, NO_IMAGES, labels[:0], fitted))
 
 
 def test_percentiles_are_ranks() -> None:
-    usual = validation(aleatoric=torch.arange(100.0) / 100)
+    usual = usual_of(torch.arange(100.0) / 100, torch.zeros(100))
     assert usual.percentile("aleatoric", -1) == 0
     assert usual.percentile("aleatoric", 2) == 1
     assert usual.percentile("aleatoric", 0.255) == pytest.approx(0.26)
@@ -51,13 +64,13 @@ def test_percentiles_are_ranks() -> None:
 
 def test_a_network_that_never_doubts_is_not_always_unusual() -> None:
     """A frequentist network has epistemic uncertainty 0 for every image."""
-    usual = validation(epistemic=torch.zeros(50))
+    usual = usual_of(torch.arange(50.0), torch.zeros(50))
     assert not usual.is_unusual("epistemic", 0.0)
     assert usual.percentile("epistemic", 0.0) == 0.5
 
 
 def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
-    usual = validation(aleatoric=torch.arange(50.0), epistemic=torch.arange(50.0))
+    usual = usual_of(torch.arange(50.0), torch.arange(50.0))
     assert "Neither uncertainty is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
     assert "cannot tell" in verdict(usual, 1.0, 0.0)["sentence"]
     levels = [verdict(usual, *pair)["level"] for pair in ((1.0, 1.0), (60.0, 1.0), (1.0, 60.0), (60.0, 60.0))]
@@ -66,44 +79,38 @@ def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
     assert verdict(None, 1.0, 1.0)["level"] == "unknown"
 
 
-def test_validation_is_predicted_once_and_made_anew_for_other_weights(served_run, tmp_path, monkeypatch) -> None:
-    import shutil
+def test_what_is_usual_is_the_record_of_the_run_and_made_if_it_is_missing(served_run, tmp_path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(served_run, tmp_path / "copy"))
+    record = Run.open(folder).validation()
+    made: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("dubito.evaluation.validating.validate", lambda *given, **options: made.append(1))
+        usual = find_usual(ServedModel(Run.open(folder), samples=2))
+    assert not made  # nothing was predicted
+    assert torch.equal(usual.record.prediction.probs, record.prediction.probs)
+    assert usual.describe()["epistemic"] == record.calibration.quantiles["epistemic"]
+    (folder / "calibration.json").unlink()
+    again = find_usual(ServedModel(Run.open(folder), samples=2))
+    assert again.calibration == record.calibration
+    with pytest.raises(RunError, match="of its best weights, not of the last"):
+        find_usual(ServedModel(Run.open(folder), checkpoint="last"))
 
-    from dubito.runs.run import Run
-    from dubito.serving import validation as module
-    from dubito.serving.model import ServedModel
 
-    folder = tmp_path / "copy"
-    shutil.copytree(served_run, folder, ignore=shutil.ignore_patterns("validation*"))
-    model = ServedModel(Run.open(folder), samples=2)
-    calls: list[int] = []
-    predict = module._predict
-    monkeypatch.setattr(module, "_predict", lambda *given: calls.append(1) or predict(*given))
-    monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache"))
-    first, second = (find_validation(model, "weights", 50) for _ in range(2))
-    assert len(calls) == 1
-    assert len(first) == 50
-    assert torch.equal(first.probs, second.probs)
-    assert torch.equal(first.examples, second.examples)
-    shutil.copy(folder / "last.safetensors", folder / "best.safetensors")  # other bytes
-    find_validation(ServedModel(Run.open(folder), samples=2), "weights", 50)
-    assert len(calls) == 2
-    (folder / "validation-weights.safetensors").write_bytes(b"damaged")
-    find_validation(ServedModel(Run.open(folder), samples=2), "weights", 50)
-    assert len(calls) == 3
+def test_the_recorded_coverage_takes_the_recorded_threshold(served_run) -> None:
+    found = Run.open(served_run).validation()
+    usual = Usual(found)
+    assert usual.conformal(found.calibration.coverage) == Conformal.of(found.calibration)
+    fitted = Conformal.fit(found.prediction.probs, found.labels, found.calibration.coverage, "lac")
+    assert fitted.threshold == pytest.approx(usual.conformal(found.calibration.coverage).threshold)
+    assert usual.conformal(0.5).threshold < fitted.threshold
 
 
 def test_conformal_sets_hold_the_truth_as_often_as_asked(served_run) -> None:
     """On the 359 test digits, within 5 standard errors of test and calibration together."""
-    from dubito.data import load
-    from dubito.runs.run import Run
-    from dubito.serving.model import ServedModel
-
     model = ServedModel(Run.open(served_run))
-    usual = find_validation(model, "weights")
+    usual = find_usual(model)
     test = load("digits", "test")
     probs = model.predictors("weights", model.samples)(model.prepare_bytes(test.images)).probs
     sets = usual.conformal(0.8).sets(probs)
     covered = float(sets.gather(1, test.labels.unsqueeze(1)).double().mean())
     assert covered > 0.8 - 5 * math.sqrt(0.8 * 0.2 * (1 / 359 + 1 / 144))
-    assert bool(sets.any(1).all())

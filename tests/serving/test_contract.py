@@ -33,9 +33,10 @@ def test_model_tells_what_is_served(server, served_run) -> None:
     assert model["methods"] == ["weights", "local", "moments", "mean"]
     assert model["draw"] is True
     assert model["api_key"] is False
-    assert set(model["validations"]) == set(model["methods"])
     validation = model["validation"]
-    assert validation == model["validations"][model["method"]]
+    calibration = run.calibration()
+    assert validation["temperature"] == calibration.temperature
+    assert validation["coverage"] == calibration.coverage
     assert validation["images"] == 144  # a tenth of the 1,438 training digits
     assert 0.5 < validation["accuracy"] <= 1
     for kind in ("aleatoric", "epistemic"):
@@ -97,12 +98,41 @@ def test_an_answer_is_whole_and_consistent(server, digit_images) -> None:
         assert prediction["entropy"] == pytest.approx(entropy, abs=1e-4)
         assert 0 <= prediction["mutual_information"] <= prediction["entropy"]
         assert prediction["conformal"]["coverage"] == 0.9
-        assert prediction["conformal"]["set"][0] == prediction["label"]
+        inside = prediction["conformal"]["set"]
+        assert inside[:1] in ([], [prediction["label"]])
+        assert prediction["conformal"]["text"] == (", ".join(inside) or "no class fits")
         assert set(prediction["percentile"]) == {"aleatoric", "epistemic"}
         assert all(0 <= place <= 1 for place in prediction["percentile"].values())
         assert prediction["verdict"]["sentence"].endswith(".")
         seen = Image.open(io.BytesIO(base64.b64decode(prediction["preview"].partition(",")[2])))
         assert (seen.size, seen.mode) == ((32, 32), "L")
+
+
+def test_calibrated_probabilities_are_those_of_the_record(server, served_run, digit_images) -> None:
+    found = Run.open(served_run).calibration()
+    (plain,) = server.predict(digit_images[0]).json()["predictions"]
+    (calibrated,) = server.predict(digit_images[0], calibrated=True).json()["predictions"]
+    (off,) = server.predict(digit_images[0], calibrated=False).json()["predictions"]
+    assert off == plain
+    before = torch.tensor(list(plain["probabilities"].values()), dtype=torch.float64)
+    after = torch.tensor(list(calibrated["probabilities"].values()), dtype=torch.float64)
+    expected = before ** (1 / found.temperature)
+    expected /= expected.sum()
+    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-6)
+    assert calibrated["confidence"] == pytest.approx(float(after.max()))
+    assert calibrated["entropy"] == pytest.approx(float(torch.special.entr(expected).sum()), abs=1e-4)
+    for name in ("label", "aleatoric", "epistemic", "percentile", "verdict"):
+        assert calibrated[name] == plain[name]
+    assert calibrated["conformal"]["coverage"] == found.coverage
+    inside = [name for name, p in plain["probabilities"].items() if 1 - p <= found.threshold]
+    assert sorted(calibrated["conformal"]["set"]) == inside
+
+
+def test_an_empty_set_says_that_no_class_fits(server, digit_images) -> None:
+    answers = server.predict(*digit_images, conformal=0.02).json()["predictions"]
+    empty = [answer["conformal"] for answer in answers if not answer["conformal"]["set"]]
+    assert empty
+    assert all(each["text"] == "no class fits" for each in empty)
 
 
 def test_optional_parts_come_only_when_asked_for(server, digit_images) -> None:

@@ -53,7 +53,14 @@ def model(**changes: Any) -> dict[str, Any]:
         "max_pixels": 1_000_000,
         "draw": False,
         "api_key": False,
-        "validation": {"aleatoric": QUANTILES, "epistemic": QUANTILES, "accuracy": 0.4321, "images": 5000},
+        "validation": {
+            "aleatoric": QUANTILES,
+            "epistemic": QUANTILES,
+            "accuracy": 0.4321,
+            "images": 5000,
+            "samples": 10,
+            "coverage": 0.993,
+        },
         "examples": [
             {"id": number, "name": CLASSES[number], "truth": CLASSES[number], "image": picture(40 * number)}
             for number in range(4)
@@ -222,6 +229,20 @@ def test_without_validation_images_it_says_that_nothing_can_be_compared(browser:
     assert "validation accuracy unknown" in text(browser, "about")
     assert not browser.find_elements("css selector", ".limit")
     assert "conformal" not in told.asked[0]
+
+
+@pytest.mark.parametrize(("inside", "said"), [([], "no class fits"), (CLASSES[:2], ", ".join(CLASSES[:2]))])
+def test_the_set_of_classes_has_the_coverage_of_the_record(browser: Any, told: Told, inside: list[str], said: str):
+    def reply(body: dict[str, Any], handler: Any) -> Reply:
+        content = answer(body, told.model)
+        content["predictions"][0]["conformal"] = {"coverage": 0.993, "set": inside, "text": said}
+        return 200, content, {}
+
+    told.predict = reply
+    visit(browser, told)
+    settled(browser)
+    assert told.asked[0]["conformal"] == 0.993
+    assert f"99.3 % set: {said}; such sets" in text(browser, "bars-words").replace("\u00a0", " ")
 
 
 def test_both_curves_come_in_one_request_after_the_answer(browser: Any, told: Told):

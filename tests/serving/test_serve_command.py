@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import shutil
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -64,13 +65,30 @@ def test_a_missing_run_and_a_missing_extra_are_told(served_run, tmp_path, capsys
     assert "needs uvicorn, which is missing: pip install 'dubito[serve]'." in failure(capsys, served_run)
 
 
-def test_without_its_data_and_elsewhere_than_loopback_it_runs_and_says_so(
+def without_data(run: Path, folder: Path, *left_out: str) -> Path:
+    """A copy of the run whose data is gone."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns(*left_out))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("data: digits", f"data: {folder.parent / 'gone'}"))
+    return folder
+
+
+def test_a_run_without_its_data_answers_as_with_it(server, served_run, tmp_path, start, digit_images) -> None:
+    with start(run=without_data(served_run, tmp_path / "digits")) as served:
+        assert "not be compared" not in served.log()
+        for options in ({}, {"conformal": 0.9}, {"calibrated": True, "method": "moments"}):
+            here, there = (each.predict(*digit_images[:5], **options).json() for each in (server, served))
+            assert here["predictions"][0]["percentile"] is not None
+            assert there == here
+        with served.client as moved, server.client as client:
+            assert moved.get("/model").json()["validation"] == client.get("/model").json()["validation"] is not None
+            assert moved.get("/model").json()["examples"] == client.get("/model").json()["examples"] != []
+
+
+def test_without_data_and_record_and_elsewhere_than_loopback_it_runs_and_says_so(
     served_run, tmp_path, start, digit_images
 ) -> None:
-    folder = tmp_path / "moved"
-    shutil.copytree(served_run, folder, ignore=shutil.ignore_patterns("validation*"))
-    config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("data: digits", f"data: {tmp_path / 'gone'}"))
+    folder = without_data(served_run, tmp_path / "moved", "validation*", "calibration.json")
     with start("--host", "0.0.0.0", run=folder) as served:
         assert "not be compared with validation images" in served.log()
         assert "does not exist any more" in served.log()
@@ -78,14 +96,14 @@ def test_without_its_data_and_elsewhere_than_loopback_it_runs_and_says_so(
         answer = served.predict(digit_images[0]).json()
         assert answer["predictions"][0]["percentile"] is None
         assert answer["predictions"][0]["verdict"]["level"] == "unknown"
-        refused = served.predict(digit_images[0], conformal=0.9)
-        assert refused.status_code == 422
-        assert "validation images" in refused.json()["error"]
+        for option in ({"conformal": 0.9}, {"calibrated": True}):
+            refused = served.predict(digit_images[0], **option)
+            assert refused.status_code == 422
+            assert f"{next(iter(option))} needs the model's validation record" in refused.json()["error"]
         with served.client as client:
             model = client.get("/model").json()
             assert client.get("/health", headers={"Host": "any.example"}).status_code == 200
         assert model["validation"] is None
-        assert model["validations"] == {}
         assert model["examples"] == []
     with socket.socket() as free:
         free.bind(("127.0.0.1", urlsplit(served.url).port))  # the port is given back

@@ -45,8 +45,6 @@ EXAMPLES = examples(
 METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")
 SORTABLE = ("epistemic", "aleatoric", "novelty", "entropy", "mutual_information", "confidence", "path", "given")
-NO_CLASS = "no class fits"
-"""What is said of an empty conformal set."""
 DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
 WIDE = 100
@@ -228,15 +226,9 @@ def _order(sort: str | None, calibration: Calibration | None, run: Run) -> tuple
 
 def _sets(prediction: Prediction, calibration: Calibration, class_names: Sequence[str]) -> list[str]:
     """The conformal set of each image, the most probable class first."""
-    from dubito.evaluation.calibration import Conformal
+    from dubito.evaluation.calibration import NO_CLASS, Conformal
 
-    sets = Conformal.of(calibration).sets(prediction.probs)
-    order = prediction.probs.argsort(1, descending=True)
-    inside = sets.gather(1, order).tolist()
-    return [
-        ", ".join(class_names[index] for index, chosen in zip(row, kept, strict=True) if chosen) or NO_CLASS
-        for row, kept in zip(order.tolist(), inside, strict=True)
-    ]
+    return [", ".join(row) or NO_CLASS for row in Conformal.of(calibration).named(prediction.probs, class_names)]
 
 
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:

@@ -14,7 +14,7 @@ from dubito.errors import DubitoError, OptionError
 
 if TYPE_CHECKING:
     from dubito.serving.model import ServedModel
-    from dubito.serving.validation import Validation
+    from dubito.serving.validation import Usual
 
 __all__ = ["EXAMPLES", "serve"]
 
@@ -111,7 +111,7 @@ def serve(
         # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
         torch.set_flush_denormal(True)
         model = ServedModel(opened, samples, method, checkpoint, choose_device(device))
-        service = Service(model, _validations(model), limits)
+        service = Service(model, _usual(model), limits)
         if not is_loopback(listening) and api_key is None:
             typer.echo(
                 f"Warning: {host} can be reached from other machines and no key is set, so anyone there can use this "
@@ -138,11 +138,11 @@ def _millions(name: str, value: float) -> int:
     return max(1, round(value * 1e6))
 
 
-def _validations(model: ServedModel) -> dict[str, Validation]:
-    from dubito.serving.validation import find_validation
+def _usual(model: ServedModel) -> Usual | None:
+    from dubito.serving.validation import find_usual
 
     try:
-        return {method: find_validation(model, method, progress=True) for method in model.methods}
+        return find_usual(model, progress=True)
     except DubitoError as error:
         typer.echo(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
-        return {}
+        return None

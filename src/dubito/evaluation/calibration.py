@@ -17,6 +17,7 @@ class fits. `suitable_coverage` asks for more than the network's accuracy, so th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -30,6 +31,7 @@ from dubito.prediction.calibrated import log_probs, temper
 from dubito.runs.validation import Calibration
 
 __all__ = [
+    "NO_CLASS",
     "Conformal",
     "ConformalMethod",
     "conformal_quantile",
@@ -39,6 +41,8 @@ __all__ = [
     "temper",
 ]
 
+NO_CLASS = "no class fits"
+"""What is said of an empty conformal set."""
 TEMPERATURES = (0.01, 100.0)
 """Where the temperature is looked for; the best of a network without a single mistake would be 0."""
 
@@ -181,6 +185,15 @@ class Conformal:
         """(N, C) whether each class is in the set of each image."""
         # A seed of its own: with that of `fit`, shares of the first images would be those of the calibration.
         return self.scores(probs, self.seed + 1) <= self.threshold
+
+    def named(self, probs: Tensor, class_names: Sequence[str]) -> list[list[str]]:
+        """The names of the classes in the set of each image, the most probable first."""
+        order = probs.argsort(1, descending=True)
+        inside = self.sets(probs).gather(1, order).tolist()
+        return [
+            [class_names[index] for index, chosen in zip(row, kept, strict=True) if chosen]
+            for row, kept in zip(order.tolist(), inside, strict=True)
+        ]
 
 
 def set_metrics(sets: Tensor, labels: Tensor) -> dict[str, Any]:

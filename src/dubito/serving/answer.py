@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from dubito.evaluation.calibration import NO_CLASS
+from dubito.prediction import Prediction
+from dubito.prediction.calibrated import calibrate
 from dubito.serving.batching import Predicted
 from dubito.serving.model import ServedModel
 from dubito.serving.request import Options
-from dubito.serving.validation import Validation
+from dubito.serving.validation import Usual
 
 __all__ = ["SENTENCES", "predictions", "verdict"]
 
@@ -29,10 +32,13 @@ _DIGITS = 7
 
 
 def predictions(
-    model: ServedModel, validation: Validation | None, options: Options, predicted: Predicted
+    model: ServedModel, usual: Usual | None, options: Options, predicted: Predicted
 ) -> list[dict[str, Any]]:
     """An answer for each image."""
     prediction, names = predicted.prediction, model.class_names
+    sets = _conformal(usual, options, prediction, names)
+    if usual is not None and options.calibrated:
+        prediction = calibrate(prediction, usual.calibration.temperature)
     of_probabilities = model.head.unit == "probability"
     probs = [_rounded(row) for row in prediction.probs.tolist()]
     labels = prediction.label.tolist()
@@ -48,9 +54,9 @@ def predictions(
         }
         answer |= {name: measures[name][number] for name in _MEASURES[1:]}
         aleatoric, epistemic = answer["aleatoric"], answer["epistemic"]
-        answer["percentile"] = validation and {
-            "aleatoric": validation.percentile("aleatoric", aleatoric),
-            "epistemic": validation.percentile("epistemic", epistemic),
+        answer["percentile"] = usual and {
+            "aleatoric": usual.percentile("aleatoric", aleatoric),
+            "epistemic": usual.percentile("epistemic", epistemic),
         }
         strange = False
         if familiar is not None and prediction.novelty is not None:
@@ -61,7 +67,7 @@ def predictions(
                 "percentile": float(familiar.percentile(novelty)),
                 "score": familiar.name,
             }
-        answer["verdict"] = verdict(validation, aleatoric, epistemic, strange)
+        answer["verdict"] = verdict(usual, aleatoric, epistemic, strange)
         if prediction.decision is not None and prediction.reason is not None:
             answer |= {"decision": str(prediction.decision[number]), "reason": str(prediction.reason[number])}
         if options.per_class:
@@ -71,30 +77,34 @@ def predictions(
                 # Only where the variances are those of probabilities.
                 "std": _row(prediction.epistemic_per_class[number].sqrt()) if of_probabilities else None,
             }
-        if options.conformal is not None and validation is not None:
-            chosen = validation.conformal(options.conformal).sets(prediction.probs[number : number + 1])[0]
-            order = prediction.probs[number].argsort(descending=True).tolist()
-            answer["conformal"] = {
-                "coverage": options.conformal,
-                "set": [names[index] for index in order if chosen[index]],
-            }
+        if sets is not None:
+            answer["conformal"] = sets[number]
         if options.draws and predicted.draws is not None:
             answer["draws"] = [_row(draw) for draw in predicted.draws[:, number]]
         answers.append(answer)
     return answers
 
 
-def verdict(
-    validation: Validation | None, aleatoric: float, epistemic: float, unfamiliar: bool = False
-) -> dict[str, str]:
+def _conformal(
+    usual: Usual | None, options: Options, prediction: Prediction, names: Sequence[str]
+) -> list[dict[str, Any]] | None:
+    """The conformal set of each image, in words too; None if none is asked for."""
+    if usual is None or not (options.calibrated or options.conformal is not None):
+        return None
+    coverage = options.conformal or usual.calibration.coverage
+    chosen = usual.conformal(coverage).named(prediction.probs, names)
+    return [{"coverage": coverage, "set": inside, "text": ", ".join(inside) or NO_CLASS} for inside in chosen]
+
+
+def verdict(usual: Usual | None, aleatoric: float, epistemic: float, unfamiliar: bool = False) -> dict[str, str]:
     """Whether the doubt is unusual, and its cause; of an image that is unlike the training images, that alone."""
     if unfamiliar:
         return {"level": "unfamiliar", "sentence": SENTENCES["unfamiliar"]}
-    if validation is None:
+    if usual is None:
         level = "unknown"
     else:
-        ambiguous = validation.is_unusual("aleatoric", aleatoric)
-        undecided = validation.is_unusual("epistemic", epistemic)
+        ambiguous = usual.is_unusual("aleatoric", aleatoric)
+        undecided = usual.is_unusual("epistemic", epistemic)
         level = {(False, False): "sure", (True, False): "ambiguous", (False, True): "undecided"}.get(
             (ambiguous, undecided), "both"
         )

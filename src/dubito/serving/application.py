@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from http import HTTPStatus
@@ -33,7 +33,7 @@ from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
 from dubito.serving.traffic import Traffic
-from dubito.serving.validation import RULE, Validation
+from dubito.serving.validation import RULE, Usual
 
 __all__ = ["Service", "application"]
 
@@ -56,19 +56,15 @@ DECODERS = 2
 class Service:
     """A model with what is needed to answer requests: its queue, counters and threads."""
 
-    def __init__(
-        self, model: ServedModel, validations: Mapping[str, Validation] | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, model: ServedModel, usual: Usual | None = None, limits: Limits | None = None) -> None:
         self.model = model
-        self.validations = validations or {}
+        self.usual = usual
         self.limits = limits or Limits()
         self.traffic = Traffic(self.limits)
         self.measures = Measures()
         self.batcher = Batcher(model.predict, self.limits, lambda: self.traffic.arriving, self.measures.observe_batch)
         self.measures.watch(lambda: self.batcher.waiting, lambda: self.traffic.in_work)
         self._decoders = ThreadPoolExecutor(DECODERS, "dubito-decode")
-        self._usual = {method: validation.describe() for method, validation in self.validations.items()}
-        usual = self.validations.get(model.method)
         self._examples = usual.example_list(model.class_names) if usual else []
 
     def close(self, finish: bool = True) -> None:
@@ -84,8 +80,7 @@ class Service:
             **{name: value for name, value in asdict(self.limits).items() if name in names},
             "api_key": api_key,
             "verdict_rule": RULE,
-            "validation": self._usual.get(self.model.method),
-            "validations": self._usual,
+            "validation": self.usual and self.usual.describe(),
             "examples": self._examples if trusted else [],
         }
 
@@ -105,7 +100,7 @@ class Service:
             predicted: Predicted = await asyncio.wait_for(future, deadline - time.monotonic())
         except asyncio.TimeoutError:
             raise busy("The server is busy: there was no answer in time; try again later.") from None
-        answers = predictions(self.model, self.validations.get(method), options, predicted)
+        answers = predictions(self.model, self.usual, options, predicted)
         for answer, (noise, rotation) in zip(answers, self._points(request), strict=True):
             answer |= {} if noise is None else {"noise": noise}
             answer |= {} if rotation is None else {"rotation": rotation}
@@ -123,9 +118,10 @@ class Service:
         method = self.model.choose(options.method, options.draws or options.samples is not None)
         if method not in self.model.methods:
             raise RefusedError(422, f"method is {method!r}, but this model has only {', '.join(self.model.methods)}.")
-        if options.conformal is not None and method not in self.validations:
+        if self.usual is None and (options.calibrated or options.conformal is not None):
+            name = "calibrated" if options.calibrated else "conformal"
             raise RefusedError(
-                422, "conformal sets are calibrated on validation images, and this server has none of this model."
+                422, f"{name} needs the model's validation record, and this server has none; leave the option out."
             )
         return method
 

@@ -51,8 +51,10 @@ def documentation(app: FastAPI, model: ServedModel, limits: Limits) -> str:
 <h2>What the answer means</h2>
 <p>Aleatoric uncertainty: the image itself is ambiguous. Epistemic uncertainty: the network has not seen enough images
 like it. <code>percentile</code> says where both stand among the images that the training held out. {escape(RULE)}
-Percentiles and conformal sets are those of the method that was asked for, with {model.samples} draws; an answer with
-fewer draws has less epistemic uncertainty (with T independent draws the share 1/T is missing), with one draw none.</p>
+Percentiles and conformal sets come from the run's validation record: predictions by 10 draws of weights. An answer
+with fewer draws has less epistemic uncertainty (with T independent draws the share 1/T is missing), with one draw none.
+Calibrated probabilities are p<sup>1/T</sup>, normalised, with the temperature T of the record; uncertainties, draws and
+conformal sets are the same with them and without.</p>
 <p>The same image with the same options always gets the same answer up to rounding, alone or together with other images
 and requests. The methods <code>weights</code> and <code>local</code> draw: another <code>seed</code> gives other draws,
 and so slightly different numbers. The methods <code>moments</code> and <code>mean</code> draw nothing, and

@@ -66,9 +66,21 @@ class Options(BaseModel):
         ),
     ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
+    calibrated: Annotated[
+        bool,
+        Field(
+            description="Give calibrated probabilities, confidence and entropy, and a conformal set at the coverage "
+            "that suits the model, see /model."
+        ),
+    ] = False
     conformal: Annotated[
         float | None,
-        Field(gt=0, lt=1, description="Also give a set of classes that holds the true one this often, such as 0.9."),
+        Field(
+            gt=0,
+            lt=1,
+            description="Also give a set of classes that holds the true one this often, such as 0.9; an empty set says "
+            "that no class fits.",
+        ),
         _Number,
     ] = None
     draws: Annotated[bool, Field(description="Also give the probabilities of each draw, at most 100.")] = False

@@ -13,7 +13,6 @@ const SLIDERS = {
   noise: { low: 0, high: .5, points: 21, written: value => value.toFixed(2), named: value => `γ = ${Number(value.toFixed(3))}` },
   rotation: { low: -180, high: 180, points: 25, written: degrees, named: degrees },
 };
-const COVERAGE = .9;
 const NAMES = Object.keys(SLIDERS);
 
 let model = null;
@@ -50,7 +49,7 @@ async function predict(entry, signal) {
   const { version, noise, rotation } = entry, asked = way();
   try {
     const wanted = { per_class: true, preview: true, draws: asked.method === "weights" };
-    if (model.validation) wanted.conformal = COVERAGE;
+    if (model.validation) wanted.conformal = model.validation.coverage;
     const body = { ...asked, ...wanted, images: [entry.source], noise, rotation };
     const answer = await ask("/predict", { body, signal, busy });
     if (version < entry.shown) return;
@@ -366,7 +365,7 @@ function introduce() {
   byId("point-words").textContent = words.POINT_ESTIMATE;
   const side = model.size;
   byId("made").textContent = `${words.about(model)[0]} “${model.name}”, ${model.head} head, ${side} × ${side} pixels.`
-    + (model.validation ? ` Its validation images were predicted ${words.comparedBy(model)}.` : "");
+    + (model.validation ? ` Its validation images were predicted by ${words.several(model.validation.samples, "draw")}.` : "");
   for (const id of ["ask", "respond", "meaning"]) byId(id).hidden = false;
   showNothing();
 }
@@ -434,11 +433,8 @@ function showBars() {
   byId("bars-words").textContent = how + rest + words.within(prediction.conformal);
 }
 
-/** The validation images, predicted in the same way as the image that is looked at. */
-const usual = () => model.validations?.[current.asked?.method] ?? model.validation;
-
 function showDoubt(kind) {
-  const place = byId(kind), { prediction } = current, value = prediction[kind], quantiles = usual()?.[kind];
+  const place = byId(kind), { prediction } = current, value = prediction[kind], quantiles = model.validation?.[kind];
   const most = words.most(model) ?? Math.max(quantiles?.at(-1) ?? 0, value);
   place.querySelector(".value b").textContent = words.small(value);
   place.dataset.value = value;
@@ -467,7 +463,7 @@ function showCurves() {
     figure.classList.toggle("empty", !curve);
     if (!curve) continue;
     figure.classList.toggle("stale", curve.basis !== basis(current, name));
-    const { prediction } = current, validation = usual();
+    const { prediction } = current, { validation } = model;
     const [picture, told] = figure.querySelector(".live").children;
     if (prediction) picture.src = prediction.preview;
     told.textContent = prediction ? `${prediction.label}, ${words.probable(prediction.confidence, 0)}` : "";

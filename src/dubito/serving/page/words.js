@@ -109,8 +109,8 @@ export function rank(kind, prediction, model) {
 /** The classes that a conformal set leaves. */
 export function within(conformal) {
   if (!conformal) return "";
-  const { coverage, set } = conformal, named = set.length > 6 ? `${set.length} classes` : set.join(", ");
-  const share = percent(coverage, 0);
+  const { coverage, set, text } = conformal, named = set.length > 6 ? `${set.length} classes` : text;
+  const share = `${Number((100 * coverage).toFixed(2))}\u00a0%`;
   return ` ${share} set: ${named}; such sets hold the true class of ${share} of images like the validation ones.`;
 }
 
@@ -128,12 +128,6 @@ export function legend(asked, shown, model) {
 
 export const POINT_ESTIMATE = "This model, however, was trained in the usual way: its weights are numbers, there is "
   + "nothing to draw, and its epistemic uncertainty is always 0. That means that it cannot be measured, not that there is none.";
-
-/** How the validation images were predicted. */
-export const comparedBy = model => {
-  const named = { moments: "by moments", weights: `by ${several(model.samples, "draw")}` };
-  return Object.keys(model.validations ?? { [model.method]: null }).map(method => named[method]).filter(Boolean).join(" and ");
-};
 
 /** How the answer changes along a curve. */
 export function journey(points, written) {
