@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dubito.prediction.predictor import Predictor, predict
     from dubito.runs.attached import attach_data
     from dubito.saving import load, save
+    from dubito.serving.running import serve
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
     from dubito.variational.kl import kl_divergence
 
@@ -64,6 +65,7 @@ _HOMES = {
     "prediction.predictor": ["Predictor", "predict"],
     "runs.attached": ["attach_data"],
     "saving": ["load", "save"],
+    "serving.running": ["serve"],
     "heads.split": ["Prediction", "Regression", "decompose"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -106,6 +108,7 @@ __all__ = [
     "prune",
     "report",
     "save",
+    "serve",
     "softplus_normalize",
     "summary",
     "to_bayesian",

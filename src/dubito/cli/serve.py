@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.predict import choose_device, require_choice
 from dubito.cli.terminal import examples
-from dubito.errors import DubitoError, OptionError
-
-if TYPE_CHECKING:
-    from dubito.serving.model import ServedModel
-    from dubito.serving.validation import Usual
+from dubito.errors import OptionError
 
 __all__ = ["EXAMPLES", "serve"]
 
@@ -76,24 +72,8 @@ def serve(
 ) -> None:
     """Serve predictions over HTTP, with a page to try them."""
     require_choice("--checkpoint", checkpoint, ("best", "last"))
-    if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
-        raise OptionError("--api-key must be printable ASCII characters, and at least one.")
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise DubitoError(f"Serving needs {error.name}, which is missing: pip install 'dubito[serve]'.") from None
-    import torch
-
-    from dubito.runs.run import Run
-    from dubito.serving.application import Service
-    from dubito.serving.guard import Access
     from dubito.serving.limits import Limits
-    from dubito.serving.model import ServedModel
-    from dubito.serving.server import bind, hosts_of, is_loopback
-    from dubito.serving.server import serve as serve_until_signal
+    from dubito.serving.running import serve as run_server
 
     limits = Limits(
         max_images=max_images,
@@ -106,43 +86,21 @@ def serve(
         body_timeout=body_timeout,
         request_timeout=timeout,
     )
-    opened = Run.open(run)
-    with bind(host, port) as listening:  # now, so that a port in use is told before anything is computed
-        # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
-        torch.set_flush_denormal(True)
-        model = ServedModel(opened, samples, method, checkpoint, choose_device(device))
-        service = Service(model, _usual(model), limits)
-        if not is_loopback(listening) and api_key is None:
-            typer.echo(
-                f"Warning: {host} can be reached from other machines and no key is set, so anyone there can use this "
-                "server; set DUBITO_API_KEY, or leave --host at 127.0.0.1.",
-                err=True,
-            )
-
-        def started() -> None:
-            place = f"[{host}]" if ":" in host else host
-            what = f"{opened.config.inference} {opened.config.model} on {opened.data.name}"
-            typer.echo(f"Serving {model.name} ({what}) at http://{place}:{listening.getsockname()[1]}")
-            typer.echo("Ctrl-C stops.")
-
-        access = Access(hosts_of(listening, host, allow_host or []), api_key)
-        left = serve_until_signal(service, access, listening, started)
-    if left:
-        raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
-    typer.echo("Stopped; all accepted requests have been answered.")
+    run_server(
+        run,
+        host=host,
+        port=port,
+        samples=samples,
+        method=method,
+        api_key=api_key,
+        allow_hosts=allow_host or [],
+        limits=limits,
+        checkpoint=checkpoint,
+        device=choose_device(device),
+    )
 
 
 def _millions(name: str, value: float) -> int:
     if not 0 < value < 1e6:
         raise OptionError(f"{name} is {value:g}, but must be positive.")
     return max(1, round(value * 1e6))
-
-
-def _usual(model: ServedModel) -> Usual | None:
-    from dubito.serving.validation import find_usual
-
-    try:
-        return find_usual(model, progress=True)
-    except DubitoError as error:
-        typer.echo(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
-        return None

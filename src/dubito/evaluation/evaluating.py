@@ -31,7 +31,7 @@ from dubito.progress import progress_bar
 from dubito.runs.attached import data_of
 from dubito.runs.run import Run
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "inputs_and_labels"]
 
 Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
@@ -151,7 +151,7 @@ def _evaluate_module(
 ) -> Evaluation:
     if batches is None:
         raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
-    inputs, labels = _labelled(batches)
+    inputs, labels = inputs_and_labels(batches)
     watch = perf_counter()
     if isinstance(network, Predictor):
         options = replace(options, samples=network.samples, seed=network.seed)
@@ -165,7 +165,7 @@ def _evaluate_module(
     test = joined("test", shown(inputs, described), labels, drawn)
     held_out = replace(test, images=NO_IMAGES)[:0]
     if validation is not None:
-        inputs, labels = _labelled(validation)
+        inputs, labels = inputs_and_labels(validation)
         drawn = [draw(predictor, inputs) for predictor in predictors]
         held_out = joined("validation", NO_IMAGES, labels, drawn)
     forward = perf_counter() - watch
@@ -184,7 +184,8 @@ def _evaluate_module(
     return Evaluation((), names, test, held_out, {}, (), plain(metrics), seconds)
 
 
-def _labelled(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:
+def inputs_and_labels(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:
+    """The inputs of all batches, and all labels."""
     inputs, labels = [], []
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:

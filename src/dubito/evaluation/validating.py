@@ -26,7 +26,7 @@ from dubito.progress import progress_bar
 from dubito.runs.run import Run
 from dubito.runs.validation import Calibration, Score, Validation
 
-__all__ = ["NO_IMAGES", "SAMPLES", "SEED", "calibrate", "recorded", "validate", "validation_of"]
+__all__ = ["NO_IMAGES", "SAMPLES", "SEED", "calibrate", "record", "recorded", "validate", "validation_of"]
 
 SAMPLES, SEED = 10, 0
 """Of the predictor whose predictions are recorded."""
@@ -67,10 +67,17 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
         predictor = Predictor(run, SAMPLES, seed=SEED)
         drawn = draw(predictor, noisy_batches(images, run, 0.0, images_at_once(run.data.size), SEED, advance))
     part = joined(f"{held_out.name}/validation", images, labels, [drawn])
-    shown = _examples(part.prediction, labels)
-    made = Validation(part.prediction, labels, in_memory(images[shown]), shown, calibrate(part, weights))
+    made = record(part, weights)
     _keep(run, made)
     return made
+
+
+def record(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Validation:
+    """The record of predictions of labelled images that training has not seen, by so many draws."""
+    assert part.labels is not None
+    shown = _examples(part.prediction, part.labels)
+    examples = in_memory(part.images[shown])
+    return Validation(part.prediction, part.labels, examples, shown, calibrate(part, weights, samples))
 
 
 def recorded(run: Run, validation: Validation) -> Evaluated:
@@ -78,7 +85,7 @@ def recorded(run: Run, validation: Validation) -> Evaluated:
     return Evaluated(f"{run.config.data}/validation", NO_IMAGES, validation.labels, validation.prediction)
 
 
-def calibrate(part: Evaluated, weights: str = "") -> Calibration:
+def calibrate(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Calibration:
     """What is fitted to predictions of labelled images that training has not seen."""
     assert part.labels is not None
     prediction, labels = part.prediction, part.labels
@@ -89,7 +96,7 @@ def calibrate(part: Evaluated, weights: str = "") -> Calibration:
     return Calibration(
         weights=weights,
         images=len(part),
-        samples=SAMPLES,
+        samples=samples,
         seed=SEED,
         accuracy=1 - mistakes / len(part),
         temperature=fit_temperature(prediction.probs, labels),

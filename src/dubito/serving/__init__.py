@@ -15,6 +15,7 @@
     documentation.py   the page /docs
     application.py     the end points
     server.py          the process: sockets, signals, shutdown
+    running.py         from a network or a run to a running server
 
 FastAPI and uvicorn are imported when used: `pip install 'dubito[serve]'`.
 """

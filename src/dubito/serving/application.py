@@ -142,7 +142,7 @@ class Service:
 
     def _prepare(self, request: PredictionRequest) -> tuple[Tensor, list[str]]:
         """The images as the network takes them, and what they look like if that was asked for."""
-        decoded = decode_images(request.files, self.model.run.data, self.limits.max_pixels)
+        decoded = decode_images(request.files, self.model.data, self.limits.max_pixels)
         points = self._points(request)
         sources = decoded * len(points) if len(decoded) == 1 else decoded
         seed = request.options.seed or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from dubito.data import DATASETS, normalize
 from dubito.decisions.stored import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
+from dubito.prediction.dropout import drawn_dropout
+from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
 from dubito.serving.batching import Job, Predicted
 from dubito.serving.refusal import busy
+from dubito.variational.posterior import posteriors
 
 __all__ = ["DRAWING", "MAX_DRAWS_SHOWN", "METHODS", "Predictors", "ServedModel"]
 
@@ -91,49 +95,58 @@ def _arguments(key: tuple[str, int, int]) -> tuple[int, str, int]:
 
 
 class ServedModel:
-    """A run's network, ready to predict.
+    """A network, ready to predict.
 
     Args:
-        run: what is served.
+        model: a run, or any network that says what its images are like; see :func:`dubito.attach_data`.
         samples: draws, unless a request says otherwise.
         method: ``auto`` (which is ``weights``), ``weights``, ``local``, ``moments`` or ``mean``, unless a request says
             otherwise.
-        checkpoint: ``best`` or ``last``.
+        checkpoint: of a run: ``best`` or ``last``.
         device: where the network computes.
     """
 
     def __init__(
         self,
-        run: Run,
+        model: Run | torch.nn.Module,
         samples: int = 10,
         method: str = "auto",
         checkpoint: str = "best",
         device: str | torch.device = "cpu",
     ) -> None:
-        self.run = run
+        self.run = run = model if isinstance(model, Run) else None
+        self.data = run.data if run else require_data(data_of(model), "serving")
         self.samples = samples
         self.checkpoint = checkpoint
-        network = run.load(checkpoint).requires_grad_(False).to(device)
+        network = model.load(checkpoint) if isinstance(model, Run) else deepcopy(model)
+        network.eval().requires_grad_(False).to(device)
+        self._facts = _facts(model, network)
         self.methods = self._methods(network)
         if method not in ("auto", *self.methods):
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
         self.method = "weights" if method == "auto" else method
-        self.predictors = Predictors(network, prepare=lambda predictor: predictor.use_novelty(run, checkpoint))
-        self.rule = find_rule(run, checkpoint=checkpoint)
+        self.predictors = Predictors(network, prepare=self._use_novelty)
+        self.rule = find_rule(run, checkpoint=checkpoint) if run else None
         self.head = self.predictors(self.method, samples).head
         self.novelty = self.predictors(self.method, samples).novelty
-        (plain,) = self.predictors("mean").networks()
-        self.parameters = sum(parameter.numel() for parameter in plain.parameters())
+        plain = self.predictors("mean").networks()
+        self.parameters = sum(parameter.numel() for part in plain for parameter in part.parameters())
 
     @property
     def name(self) -> str:
-        """The name of the model: that of its run folder."""
-        return self.run.path.resolve().name
+        """The name of the model: that of its run folder, or of its class."""
+        return self.run.path.resolve().name if self.run else self._facts["model"]
+
+    @property
+    def title(self) -> str:
+        """The model with what it is and what it was trained on, where that is known."""
+        what = f"{self._facts['inference']} {self._facts['model']}"
+        return f"{self.name} ({what}{f' on {self.data.name}' if self.data.name else ''})"
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes, in the network's order."""
-        return self.run.data.class_names
+        return self.data.class_names
 
     def choose(self, method: str, draws: bool = False) -> str:
         """The method that a request gets; ``auto`` is the server's, or ``weights`` if draws are asked for."""
@@ -143,17 +156,16 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """The description of the model that /model gives."""
-        config, data = self.run.config, self.run.data
+        data = self.data
         return {
             "name": self.name,
-            "model": config.model,
-            "inference": config.inference,
+            **self._facts,
             "data": data.name,
             "class_names": list(self.class_names),
             "channels": data.channels,
             "size": data.size,
             "fit": data.fit,
-            "head": config.head,
+            "head": self.run.config.head if self.run else self.head.name,
             "parameters": self.parameters,
             "samples": self.samples,
             "method": self.method,
@@ -164,12 +176,12 @@ class ServedModel:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Float images (N, C, H, W) in [0, 1] as the network takes them."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.run.data.mean, self.run.data.std))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.data.mean, self.data.std))
         return (images - mean) / std
 
     def prepare_bytes(self, images: Tensor) -> Tensor:
         """Images (N, C, H, W) of bytes as the network takes them."""
-        return normalize(images, self.run.data.mean, self.run.data.std)
+        return normalize(images, self.data.mean, self.data.std)
 
     def predict(self, jobs: Sequence[Job]) -> Predicted:
         """The prediction of all images of jobs with the same method, draws and seed, in their order."""
@@ -193,10 +205,22 @@ class ServedModel:
 
     def _methods(self, network: torch.nn.Module) -> list[str]:
         """The methods that suit the network: tried on a black image."""
-        if self.run.config.inference != "vi":
+        if self._facts["inference"] != "vi":
             return ["weights", "mean"]  # without a posterior `local` is the same, and moments have nothing to follow
-        image = torch.zeros(1, self.run.data.channels, self.run.data.size, self.run.data.size)
+        image = torch.zeros(1, self.data.channels, self.data.size, self.data.size)
         return [method for method in METHODS if _works(network, method, image)]
+
+    def _use_novelty(self, predictor: Predictor) -> None:
+        if self.run:
+            predictor.use_novelty(self.run, self.checkpoint)
+
+
+def _facts(model: Run | torch.nn.Module, network: torch.nn.Module) -> dict[str, str]:
+    """What kind of network it is, and how it was trained."""
+    if isinstance(model, Run):
+        return {"model": model.config.model, "inference": model.config.inference}
+    inference = "vi" if posteriors(network) else "dropout" if drawn_dropout(network, None) else "frequentist"
+    return {"model": type(network).__name__, "inference": inference}
 
 
 def _works(network: torch.nn.Module, method: str, image: Tensor) -> bool:

@@ -25,7 +25,7 @@ from dubito.errors import DubitoError
 from dubito.serving.application import Service, application
 from dubito.serving.guard import Access
 
-__all__ = ["bind", "hosts_of", "is_loopback", "serve"]
+__all__ = ["bind", "hosts_of", "is_loopback", "serve_until_signal"]
 
 LINGER = 0.3
 """Seconds that a stopping server still answers, so that /health and late requests say that it is stopping."""
@@ -76,7 +76,7 @@ def hosts_of(opened: socket.socket, host: str, allowed: list[str]) -> frozenset[
     return frozenset({"localhost", "127.0.0.1", "[::1]", host.lower(), *(name.lower() for name in allowed)})
 
 
-def serve(service: Service, access: Access, opened: socket.socket, started: Callable[[], None]) -> int:
+def serve_until_signal(service: Service, access: Access, opened: socket.socket, started: Callable[[], None]) -> int:
     """Serve until a signal comes; `started` is called once requests are answered.
 
     Gives the number of requests that it did not wait for at the end.

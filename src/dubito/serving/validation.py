@@ -8,6 +8,7 @@ made if the data is on this machine; nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from torch import Tensor
 from dubito.data import DATASETS, status
 from dubito.errors import DataError, RunError
 from dubito.evaluation.calibration import Conformal
+from dubito.evaluation.drawn import draw, joined
+from dubito.evaluation.evaluating import inputs_and_labels
+from dubito.evaluation.images import shown
 from dubito.evaluation.metrics import percentile
 from dubito.evaluation.thumbnails import data_uri
-from dubito.evaluation.validating import validation_of
+from dubito.evaluation.validating import record, validation_of
 from dubito.prediction.novelty import FALSE_ALARM
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
@@ -86,9 +90,18 @@ class Usual:
         ]
 
 
-def find_usual(model: ServedModel, progress: bool = False) -> Usual:
-    """What is usual for the model: its run's record; an error says why there is none."""
+def find_usual(
+    model: ServedModel, batches: Iterable[tuple[Tensor, Tensor]] | None = None, progress: bool = False
+) -> Usual:
+    """What is usual for the model: its run's record, or one made of batches; an error says why there is none."""
+    if batches is not None:
+        inputs, labels = inputs_and_labels(batches)
+        drawn = draw(model.predictors("weights", model.samples), inputs)
+        part = joined("validation", shown(inputs, model.data), labels, [drawn])
+        return Usual(record(part, samples=model.samples))
     run = model.run
+    if run is None:
+        raise RunError("a network has no validation images unless it is served with some.")
     if model.checkpoint != "best":
         raise RunError(f"the validation record of {run.path} is that of its best weights, not of the last.")
     if run.find_validation() is None:
