@@ -41,6 +41,18 @@ def test_it_prints_tables_and_writes_what_the_library_finds(dubito, run: Path) -
     assert Path("metrics.json").read_bytes() == first
 
 
+def test_an_uncertainty_that_finds_mistakes_by_chance_is_named(dubito, frequentist_run: Path, tmp_path: Path) -> None:
+    from dubito.evaluation.headline import cards
+
+    folder = shutil.copytree(frequentist_run, tmp_path / "plain")  # its epistemic uncertainty is 0 for every image
+    result = dubito("evaluate", folder, *QUICK)
+    assert result.code == 0, result.err
+    sentence = "No better than chance at finding mistakes: epistemic (AUROC 0.500, 95 % interval 0.500 to 0.500)"
+    assert sentence in " ".join(result.out.split())
+    assert any(sentence in card.meaning for card in cards(Evaluation.load(folder)))
+    assert "entropy (AUROC" not in result.out
+
+
 def test_other_data_sets_noise_and_classes_are_options(dubito, run: Path) -> None:
     import numpy as np
 

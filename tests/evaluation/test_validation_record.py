@@ -131,3 +131,11 @@ def test_training_writes_the_record(digits_run: Path):
     assert len(record) == 144
     assert json.loads((digits_run / "calibration.json").read_text())["images"] == 144
     assert record.calibration.best_score in record.calibration.scores
+
+
+def test_the_record_holds_novelty_where_the_run_has_it(digits_run: Path, own: Path):
+    run = Run.open(digits_run)
+    images = run.parts()[1].images
+    expected = dubito.Predictor(run)(normalize(images, run.data.mean, run.data.std)).novelty
+    torch.testing.assert_close(run.validation().prediction.novelty, expected, rtol=1e-3, atol=1e-5)
+    assert Run.open(own / "run").validation().prediction.novelty is None

@@ -291,6 +291,8 @@ def _show_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _show_errors(metrics: dict[str, Any]) -> None:
+    from dubito.evaluation.chance import about_chance
+
     wrong = sum(sum(row) for row in metrics["confusion"]) - sum(row[i] for i, row in enumerate(metrics["confusion"]))
     _title(f"How well each uncertainty finds the {wrong:,} mistakes (AURC: risk-coverage area)")
     columns = (
@@ -313,6 +315,8 @@ def _show_errors(metrics: dict[str, Any]) -> None:
         for name, row in metrics["errors"].items()
     ]
     print_table(columns, rows)
+    if sentence := about_chance(metrics["errors"]):
+        typer.echo(_wrapped(sentence))
 
 
 def _words(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dubito.evaluation.chance import about_chance
 from dubito.evaluation.evaluation import Evaluation
 
 __all__ = ["Card", "cards", "exact_percent", "leaning", "percent", "title_and_lead"]
@@ -105,7 +106,7 @@ def _doubt_cards(evaluation: Evaluation) -> Iterable[Card]:
             f"{found['auroc']:.3f}",
             _between(found["auroc_interval"], "{:.3f}".format),
             f"Of a wrong and a right prediction, {_spoken(name)} points to the wrong one {100 * found['auroc']:.0f} "
-            "times in 100; by chance it would be 50.",
+            f"times in 100; by chance it would be 50. {about_chance(metrics['errors'])}".strip(),
         )
     for other, shown in other_names(evaluation).items():
         name, found = _best(metrics["ood"][other])
