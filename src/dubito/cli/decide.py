@@ -147,7 +147,9 @@ def _show_risks(rule: Rule, validation: Validation) -> None:
     assert doubt is not None
     found = review(doubt, prediction.label != validation.labels)
     largest = max(row.error for row in found) or 1.0
-    typer.echo(f"\nIf the most doubtful by {rule.score.replace('_', ' ')} are reviewed, of the rest are wrong:")
+    typer.echo(
+        f"\nReview the most doubtful images (by {rule.score.replace('_', ' ')}), and so many of the rest are wrong:"
+    )
     columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
     rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)
