@@ -14,8 +14,8 @@ from evaluation_runs import make_run
 import dubito
 from dubito.data import normalize, open_dataset
 from dubito.errors import DubitoWarning, RunError
-from dubito.evaluation import evaluate, metrics, validation_of
-from dubito.evaluation.calibration import fit_temperature
+from dubito.evaluation import Evaluation, evaluate, metrics, validation_of
+from dubito.evaluation.calibration import fit_temperature, temper
 from dubito.training import Run
 
 QUICK = {"noise": (), "bootstrap": 50}
@@ -139,3 +139,21 @@ def test_the_record_holds_novelty_where_the_run_has_it(digits_run: Path, own: Pa
     expected = dubito.Predictor(run)(normalize(images, run.data.mean, run.data.std)).novelty
     torch.testing.assert_close(run.validation().prediction.novelty, expected, rtol=1e-3, atol=1e-5)
     assert Run.open(own / "run").validation().prediction.novelty is None
+
+
+def test_calibrated_metrics_are_those_after_temperature_scaling(own: Path, tmp_path: Path):
+    plain, calibrated = (evaluate(own / "run", calibrated=wanted, **QUICK) for wanted in (False, True))
+    scaling = plain.metrics["temperature_scaling"]
+    assert calibrated.test.temperature == pytest.approx(scaling["temperature"])
+    assert scaling["after"]["nll"] != pytest.approx(scaling["before"]["nll"], rel=1e-3)
+    for name, value in scaling["after"].items():
+        assert calibrated.metrics[name] == pytest.approx(value, abs=1e-6)
+    low, high = calibrated.metrics["intervals"]["nll"]
+    assert low <= calibrated.metrics["nll"] <= high
+    for name in ("accuracy", "aleatoric", "epistemic"):
+        assert calibrated.metrics[name] == plain.metrics[name]
+    assert calibrated.metrics["temperature_scaling"]["temperature"] == pytest.approx(1, abs=1e-3)
+    left_out = calibrated.test.without([0, 1]).probs
+    torch.testing.assert_close(left_out, temper(plain.test.without([0, 1]).probs, calibrated.test.temperature))
+    calibrated.save(tmp_path)
+    assert Evaluation.load(tmp_path, images=False).test.temperature == calibrated.test.temperature

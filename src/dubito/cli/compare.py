@@ -125,13 +125,13 @@ def _evaluation(
             "seed": seed,
             "checkpoint": checkpoint,
         }
-        if all(settings[name] == value for name, value in wanted.items()):
+        if stored.test.temperature == 1 and all(settings[name] == value for name, value in wanted.items()):
             return stored
     members = [folder] if is_run or stored is None else [run.path for run in stored.runs]
     more: dict[str, Any] = {"noise": ()}
     if not current:  # what is kept has all that an evaluation has, and what the one in its place had
         more = {} if stored is None else _with_data_there(kept_settings(stored))
-    more |= {"data": data, "samples": samples, "seed": seed, "checkpoint": checkpoint}
+    more |= {"data": data, "samples": samples, "seed": seed, "checkpoint": checkpoint, "calibrated": False}
     found = evaluate(members, device=device, progress=True, **more)
     if not current:  # one that is merely of other settings is somebody's, and stays
         found.keep(folder)

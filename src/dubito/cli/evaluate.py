@@ -96,6 +96,10 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    calibrated: Annotated[
+        bool,
+        typer.Option("--calibrated", help="Measure calibrated probabilities, by the temperature of validation images."),
+    ] = False,
     bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
     seed: Seed = 0,
     checkpoint: Annotated[
@@ -155,6 +159,7 @@ def evaluate(
             noise=levels,
             noise_images=noise_images or None,
             coverage=coverage,
+            calibrated=calibrated,
             bootstrap=bootstrap,
             seed=seed,
             checkpoint=checkpoint,
@@ -258,8 +263,10 @@ def _headline(found: Evaluation) -> str:
     temperature = settings["temperature"]
     trained = f", trained at temperature {temperature:g}" if temperature is not None else ""
     draws = found.test.prediction.samples
+    scaled = f", probabilities calibrated with T = {found.test.temperature:.3f}" if found.test.temperature != 1 else ""
     return (
-        f"{who} ({what}{trained}): {len(found.test):,} images of {found.test.name}, {draws} draw{'s' * (draws != 1)}."
+        f"{who} ({what}{trained}): {len(found.test):,} images of {found.test.name}, {draws} draw{'s' * (draws != 1)}"
+        f"{scaled}."
     )
 
 

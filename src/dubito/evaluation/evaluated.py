@@ -13,6 +13,7 @@ from dubito.data import Images
 from dubito.data.dataset import chosen
 from dubito.evaluation.intervals import units_of
 from dubito.prediction import Prediction, decompose, pool
+from dubito.prediction.calibrated import calibrate
 
 __all__ = ["Evaluated"]
 
@@ -30,6 +31,7 @@ class Evaluated:
         members: how many of the draws are of each member of an ensemble; one number for a single network.
         unit: what the uncertainties are variances of: ``probability``, or ``logit`` for the kendall_gal head.
         files: the paths of the images, where each is a file of its own.
+        temperature: that the probabilities of the prediction are calibrated with; 1 if they are not. Draws never are.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Evaluated:
     members: tuple[int, ...] = ()
     unit: str = "probability"
     files: tuple[str, ...] = ()
+    temperature: float = 1.0
 
     def __len__(self) -> int:
         """The number of images."""
@@ -70,6 +73,10 @@ class Evaluated:
         """What intervals of these predictions cover: ``images and draws``, or ``images`` if there are too few draws."""
         return "images and draws" if units_of(self.units) else "images"
 
+    def calibrated(self, temperature: float) -> Evaluated:
+        """The same with calibrated probabilities; see :mod:`dubito.prediction.calibrated`."""
+        return replace(self, prediction=calibrate(self.prediction, temperature), temperature=temperature)
+
     def without(self, left_out: Sequence[int] = ()) -> Prediction:
         """The prediction without some draws; members of an ensemble count as much as before.
 
@@ -83,6 +90,8 @@ class Evaluated:
             parts.append(decompose(self.draws[kept]))
             start += count
         found = pool(parts, [1.0] * len(parts))
+        if self.temperature != 1:
+            found = calibrate(found, self.temperature)
         if self.unit == "probability":
             return found
         whole = self.prediction

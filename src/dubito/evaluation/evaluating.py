@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dubito.data import DATASETS, Dataset, images_at_once, open_dataset
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError, ShapeError
+from dubito.evaluation.calibration import fit_temperature
 from dubito.evaluation.drawn import Drawn, draw, joined
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
@@ -47,6 +48,7 @@ def evaluate(
     noise: Sequence[float] = (0.0, 0.1, 0.2, 0.3),
     noise_images: int | None = 2000,
     coverage: float | None = None,
+    calibrated: bool = False,
     bootstrap: int = 1000,
     seed: int = 0,
     checkpoint: str = "best",
@@ -75,6 +77,7 @@ def evaluate(
         noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
         noise_images: how many test images, chosen at random, get noise; None for all.
         coverage: requested of conformal sets; None for what suits the network's accuracy on validation images.
+        calibrated: measure calibrated probabilities: those of the temperature that fits the validation images.
         bootstrap: resamples of the images for the intervals.
         seed: of draws, noise and resamples.
         checkpoint: ``best`` or ``last``.
@@ -91,7 +94,7 @@ def evaluate(
     """
     began = perf_counter()
     _check_options(samples, noise, noise_images, coverage, bootstrap)
-    options = _Options(samples, coverage, bootstrap, seed, batch_size, device, progress)
+    options = _Options(samples, coverage, calibrated, bootstrap, seed, batch_size, device, progress)
     if isinstance(networks, (nn.Module, Predictor)):
         return _evaluate_module(networks, batches, validation, options, began)
     if batches is not None or validation is not None:
@@ -118,6 +121,7 @@ def evaluate(
     )
     if not len(held_out):
         _warn_uncalibrated()
+    found = _calibrated(found, options)
     levels = tuple(
         noise_level(gamma, found[f"noise/{gamma!r}"] if gamma > 0 else found["test"][chosen], bootstrap, seed)
         for gamma in noise
@@ -168,6 +172,7 @@ def _evaluate_module(
         inputs, labels = inputs_and_labels(validation)
         drawn = [draw(predictor, inputs) for predictor in predictors]
         held_out = joined("validation", NO_IMAGES, labels, drawn)
+    test, held_out = _calibrated({"test": test, "validation": held_out}, options).values()
     forward = perf_counter() - watch
     names = tuple(map(str, range(test.prediction.probs.shape[1])))
     if described is not None and len(described.class_names) == len(names):
@@ -206,6 +211,7 @@ class _Options:
 
     samples: int
     coverage: float | None
+    calibrated: bool
     bootstrap: int
     seed: int
     batch_size: int
@@ -322,6 +328,17 @@ def _held_out(runs: Sequence[Run], data: str | None, options: _Options, checkpoi
             stacklevel=3,
         )
         return recorded(runs[0], validation)
+
+
+def _calibrated(found: dict[str, Evaluated], options: _Options) -> dict[str, Evaluated]:
+    """All parts with the probabilities that the validation images calibrate, if that is asked for."""
+    validation = found["validation"]
+    if not options.calibrated:
+        return found
+    if not len(validation) or validation.labels is None:
+        raise OptionError("calibrated needs validation images, and there are none: give some, or leave it out.")
+    temperature = fit_temperature(validation.prediction.probs, validation.labels)
+    return {key: part.calibrated(temperature) for key, part in found.items()}
 
 
 def _warn_uncalibrated() -> None:

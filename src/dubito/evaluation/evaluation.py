@@ -84,4 +84,4 @@ def kept_settings(stored: Evaluation) -> dict[str, Any]:
     names = ("samples", "seed", "checkpoint", "coverage", "bootstrap", "batch_size", "noise_images")
     kept: dict[str, Any] = {name: settings[name] for name in names}
     kept |= {"data": found_at(settings["data"], places), "ood": [found_at(name, places) for name in stored.ood]}
-    return kept | {"noise": [level.gamma for level in stored.noise]}
+    return kept | {"noise": [level.gamma for level in stored.noise], "calibrated": stored.test.temperature != 1}

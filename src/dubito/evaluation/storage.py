@@ -89,7 +89,7 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
 
 def _describe(part: Evaluated) -> dict[str, Any]:
     names = {"name": part.name, "images": len(part), "samples": part.prediction.samples}
-    return names | {"members": part.members, "unit": part.unit}
+    return names | {"members": part.members, "unit": part.unit, "temperature": part.temperature}
 
 
 def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
@@ -117,6 +117,7 @@ def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str
         members=tuple(description["members"]),
         unit=description["unit"],
         files=() if again is None else again.files,
+        temperature=description.get("temperature", 1.0),
     )
 
 
