@@ -214,7 +214,7 @@ def main() -> None:
     print("| network | work | before | after | after / before |\n| --- | --- | --- | --- | --- |")
     rows = []
     for network in given.networks.split(","):
-        for work in given.works.split(";"):
+        for work in (name.strip() for name in given.works.split(";")):
             rows.append(compare(trees, network, work, given.rounds))
             cells = [
                 f"{cell['median']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]"

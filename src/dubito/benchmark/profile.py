@@ -41,7 +41,7 @@ class Group(str, Enum):
 
 PATTERNS = {
     Group.PRODUCTS: r"(aten|mkldnn)::_?(\w*conv\w*|(mkldnn_)?linear\w*|matmul|(add|b|baddb|addb)?mm_?|(add)?mv_?)",
-    Group.NOISE: r"dubito::noise|aten::(normal|rand|bernoulli|uniform|erfinv)\w*",
+    Group.NOISE: r"aten::(normal|rand|bernoulli|uniform|erfinv)\w*",
     Group.OPTIMISER: r"Optimizer\..*|aten::_fused_adam\w*",
 }
 """The names of what belongs to a group with all that it calls, such as copies into the layout of a convolution."""

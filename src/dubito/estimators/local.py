@@ -18,7 +18,6 @@ from torch import Tensor
 from dubito import kernels
 from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
-from dubito.noise import standard_normal_like
 from dubito.variational.posterior import Posterior
 
 __all__ = ["Local", "output_moments"]
@@ -44,7 +43,7 @@ class Local(Estimator):
 
     def noise(self, output: Tensor) -> Tensor:
         """eps, with the shape of the output."""
-        return standard_normal_like(output)
+        return torch.randn_like(output)
 
 
 def output_moments(
