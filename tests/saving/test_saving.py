@@ -15,6 +15,7 @@ import dubito
 from dubito.convert.pruning import sparsity
 from dubito.errors import OptionError, RunError
 from dubito.estimators import Weight, drawing_modules
+from dubito.evaluation.deciding import decide
 from dubito.heads import GaussianHead, KendallGalHead, SoftplusHead, resolve_head
 from dubito.runs.attached import data_of
 from dubito.runs.run import Run
@@ -392,3 +393,59 @@ def test_a_tensor_more_is_no_secret(saved: Path) -> None:
     save_file({**tensors, "secret": torch.ones(1)}, saved / "network.safetensors")
     with pytest.raises(RunError, match="the instance has no secret"):
         dubito.load(saved, into=Small())
+
+
+def fitted_predictor(network: nn.Module, images: Tensor) -> dubito.Predictor:
+    """A predictor with novelty, a rule for decisions and a temperature."""
+    predictor = dubito.Predictor(network, 4, calibrated=1.7)
+    predictor.fit_novelty(images[: len(images) // 2], images[len(images) // 2 :])
+    predictor.rule = dubito.decisions.fit(predictor(images), torch.arange(len(images)) % 3, review=0.3)
+    return predictor
+
+
+def test_what_a_predictor_was_fitted_with_is_saved_with_its_network(tmp_path: Path) -> None:
+    network = drawn_everywhere(dubito.models.build("lenet5", 3, 1, image_size=16))
+    images = torch.randn(300, 1, 16, 16)
+    fitted = fitted_predictor(network, images)
+    folder = dubito.save(network, tmp_path / "saved", predictor=fitted)
+    again, expected = dubito.Predictor(folder, 4, calibrated=True)(images[:9]), fitted(images[:9])
+    assert set(expected.decision) == {"accept", "review"}
+    assert list(again.decision) == list(expected.decision)
+    assert torch.equal(again.novelty, expected.novelty)
+    assert torch.equal(again.probs, expected.probs)
+    assert not torch.equal(dubito.Predictor(folder, 4)(images[:9]).probs, expected.probs)
+    assert dubito.Predictor(folder, 4, "mean")(images[:9]).decision is None  # the rule is for draws
+
+
+def test_a_network_loaded_into_an_instance_has_what_was_fitted_too(tmp_path: Path) -> None:
+    images = torch.randn(300, 1, 5, 5)
+    network = drawn_everywhere(dubito.to_bayesian(Small(), head="softmax"))
+    fitted = fitted_predictor(network, images)
+    folder = dubito.save(network, tmp_path / "saved", predictor=fitted)
+    again = dubito.Predictor(dubito.load(folder, into=Small()), 4)
+    again.use_saved(folder)
+    assert torch.equal(again(images[:5]).novelty, fitted(images[:5]).novelty)
+    assert again.rule == fitted.rule
+
+
+def test_a_network_that_is_saved_again_does_not_keep_what_was_fitted_before(tmp_path: Path) -> None:
+    network = dubito.attach_head(nn.Sequential(nn.Flatten(), nn.Linear(25, 8), nn.ReLU(), nn.Linear(8, 3)), "softmax")
+    folder = dubito.save(network, tmp_path / "saved", predictor=fitted_predictor(network, torch.randn(300, 1, 5, 5)))
+    assert {file.name for file in folder.iterdir()} >= {"novelty.safetensors", "decision.json"}
+    dubito.save(network, folder, overwrite=True)
+    assert not {file.name for file in folder.iterdir()} & {"novelty.safetensors", "decision.json"}
+    with pytest.raises(OptionError, match=r"calibrated is True, but .* was saved without a calibrated predictor"):
+        dubito.Predictor(folder, calibrated=True)
+
+
+def test_a_run_can_be_saved_with_its_novelty_rule_and_calibration(own_run: Path, tmp_path: Path) -> None:
+    run = Run.open(own_run)
+    decide(run, run.validation(), review=0.2)
+    fitted = dubito.Predictor(run, calibrated=True)
+    folder = dubito.save(run.load(), tmp_path / "saved", predictor=fitted)
+    images = torch.randn(5, run.data.channels, run.data.size, run.data.size)
+    again, expected = dubito.Predictor(folder, calibrated=True)(images), fitted(images)
+    assert expected.novelty is not None
+    assert torch.equal(again.novelty, expected.novelty)
+    assert torch.equal(again.probs, expected.probs)
+    assert list(again.reason) == list(expected.reason)

@@ -74,7 +74,8 @@ class Predictor:
         dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
         covariance: also give the (N, C, C) matrices.
         calibrated: give calibrated probabilities (see :mod:`dubito.prediction.calibrated`): True by the temperature in
-            the validation record of a run, fitted for 10 draws of the weights; or a temperature.
+            the validation record of a run, fitted for 10 draws of the weights, or by that of a saved predictor; or a
+            temperature.
         memory: bytes of drawn weights to keep; beyond it, they are made again from their seeds for every batch.
 
     >>> import dubito
@@ -113,10 +114,10 @@ class Predictor:
         self._draws: Draws | None = None
         self._meter: Meter | None = None
         self.rule: Rule | None = None
-        run = None
+        source: Run | Path | None = None
         self.temperature = _temperature(model, calibrated)
         if not isinstance(model, nn.Module):
-            model, run = _opened(model)
+            model, source = _opened(model)
         self.data = data_of(model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if isinstance(model, Ensemble):
@@ -136,9 +137,11 @@ class Predictor:
             self.samples = self._draws.samples
         if self.temperature is not None and not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but only probabilities can be calibrated.")
-        if run is not None:
-            self.use_novelty(run)
-            self.use_rule(run)
+        if isinstance(source, Path):
+            self.use_saved(source)
+        elif source is not None:
+            self.use_novelty(source)
+            self.use_rule(source)
 
     @property
     def sampling(self) -> str:
@@ -276,6 +279,25 @@ class Predictor:
 
         self.rule = find_rule(run, self.method, checkpoint)
 
+    def fitted_files(self) -> dict[str, bytes]:
+        """What was fitted, as the files that :func:`dubito.save` writes for its argument `predictor`."""
+        from dubito.decisions import FILE as RULE
+
+        files = {} if self.novelty is None else {FILE: self.novelty.to_bytes()}
+        return files if self.rule is None else {**files, RULE: self.rule.to_json().encode()}
+
+    def use_saved(self, folder: str | os.PathLike[str]) -> None:
+        """Take the novelty and the rule that were saved with a network: for one that was loaded into an instance."""
+        from dubito.decisions import FILE as RULE
+        from dubito.decisions import Rule
+        from dubito.decisions.stored import METHOD
+
+        novelty, rule = Path(folder) / FILE, Path(folder) / RULE
+        if novelty.exists() and self.head.classifies:
+            self._meter = Meter(self._mean_network(), Novelty.load(novelty, self.head), self.device)
+        if rule.exists() and self.method == METHOD:
+            self.rule = Rule.load(rule)
+
     def _mean_network(self) -> nn.Module:
         if self._members:
             return self._members[0]._mean_network()
@@ -347,12 +369,18 @@ def _temperature(model: nn.Module | str | os.PathLike[str] | Run, calibrated: bo
     if calibrated is not True:
         return calibrated
     from dubito.runs.run import Run
+    from dubito.saving.loading import is_saved, saved_temperature
 
     if isinstance(model, nn.Module):
         raise OptionError(
             "calibrated is True, but a module has no validation record: give a run, or the temperature that "
             "dubito.evaluation.calibration.fit_temperature finds."
         )
+    if not isinstance(model, Run) and is_saved(Path(model)):
+        found = saved_temperature(Path(model))
+        if found is None:
+            raise OptionError(f"calibrated is True, but {model} was saved without a calibrated predictor.")
+        return found
     return (model if isinstance(model, Run) else Run.open(model)).calibration().temperature
 
 
@@ -367,15 +395,15 @@ def _images(item: Any) -> Tensor:
     return batch
 
 
-def _opened(run: str | os.PathLike[str] | Run) -> tuple[nn.Module, Run | None]:
-    """The network of a run, with the run, or that of a saved network's folder."""
+def _opened(run: str | os.PathLike[str] | Run) -> tuple[nn.Module, Run | Path]:
+    """The network of a run, with the run, or that of a saved network's folder, with the folder."""
     from dubito.runs.run import Run
     from dubito.saving import load
 
     if not isinstance(run, (str, os.PathLike, Run)):
         raise OptionError(f"model is a {type(run).__name__}, but must be a module, a run or its folder.")
     if not isinstance(run, Run) and not (Path(run) / "config.yaml").exists():
-        return load(run), None
+        return load(run), Path(run)
     opened = run if isinstance(run, Run) else Run.open(run)
     return opened.load(), opened
 

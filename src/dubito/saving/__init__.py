@@ -2,6 +2,7 @@
 
     network.json           how the network is built again, its structure, head, classes, normalisation, image size
     network.safetensors    its tensors; those of pruned networks are packed
+    novelty.safetensors, decision.json   what a predictor of it was fitted with, if it was saved too
     member0/, member1/ ... the members of an ensemble, each a saved network
 
 Nothing is ever pickled, and no code is run that the folder brings: a network that dubito cannot build is loaded into an
@@ -10,7 +11,7 @@ instance that the user gives.
 
 from __future__ import annotations
 
-from dubito.saving.loading import load, read_network
+from dubito.saving.loading import load, read_network, saved_temperature
 from dubito.saving.saved import save
 
-__all__ = ["load", "read_network", "save"]
+__all__ = ["load", "read_network", "save", "saved_temperature"]

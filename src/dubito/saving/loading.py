@@ -27,7 +27,7 @@ from dubito.runs.run import Run
 from dubito.saving.saved import DESCRIPTION, TENSORS, VERSION, member_folder
 from dubito.saving.tensors import read_tensors, unpack_tensors
 
-__all__ = ["is_saved", "load", "read_network"]
+__all__ = ["is_saved", "load", "read_network", "saved_temperature"]
 
 DEPTH = 8
 """Ensembles of ensembles, at most."""
@@ -69,6 +69,12 @@ def load(
 def is_saved(folder: Path) -> bool:
     """Whether a folder is one that :func:`dubito.save` made."""
     return (folder / DESCRIPTION).is_file()
+
+
+def saved_temperature(folder: Path) -> float | None:
+    """The temperature that calibrates a saved network, if its predictor was saved with it."""
+    found = _read_description(folder).get("temperature")
+    return float(found) if isinstance(found, (int, float)) else None
 
 
 def read_network(folder: Path, into: Into = None, trust: bool = False, depth: int = 0) -> nn.Module:

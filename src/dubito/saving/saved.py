@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -19,11 +20,22 @@ from dubito.runs.attached import data_of, describe_data
 from dubito.runs.description import DataDescription
 from dubito.saving.tensors import pack_tensors
 
-__all__ = ["DESCRIPTION", "TENSORS", "VERSION", "member_folder", "save"]
+__all__ = ["DESCRIPTION", "TENSORS", "VERSION", "Fitted", "member_folder", "save"]
 
 DESCRIPTION = "network.json"
 TENSORS = "network.safetensors"
+FITTED = ("novelty.safetensors", "decision.json")
+"""What was fitted for the network, where it was; called as in a run folder."""
 VERSION = 1
+
+
+class Fitted(Protocol):
+    """What a :class:`dubito.Predictor` tells of what was fitted for it."""
+
+    temperature: float | None
+
+    def fitted_files(self) -> Mapping[str, bytes]:
+        """Files by their names: the novelty and the rule, where there are any."""
 
 
 def save(
@@ -31,6 +43,7 @@ def save(
     folder: str | os.PathLike[str],
     data: DataDescription | None = None,
     *,
+    predictor: Fitted | None = None,
     overwrite: bool = False,
     **fields: Any,
 ) -> Path:
@@ -43,6 +56,8 @@ def save(
         model: the network.
         folder: where; it is made, and must be empty unless `overwrite`.
         data: what its images are like; None for the description that the network carries, if any.
+        predictor: a :class:`dubito.Predictor` of the network. Its novelty, its rule for decisions and its calibration,
+            where it has them, are kept too, and ``Predictor(folder)`` has them again.
         overwrite: replace a network that was saved there before.
         fields: the description by its fields, such as `class_names`, `size`, `mean` and `std`: see
             :func:`dubito.attach_data`.
@@ -65,6 +80,8 @@ def save(
     described = data or (describe_data(model, **fields) if fields else data_of(model))
     if overwrite:
         (place / DESCRIPTION).unlink(missing_ok=True)  # while it is written, the folder holds no network
+        for name in FITTED:
+            (place / name).unlink(missing_ok=True)
     else:
         refuse_existing(place, "choose another folder, or give overwrite=True")
     content: dict[str, Any] = {"format": "dubito network", "version": VERSION, "class": type(model).__name__}
@@ -78,6 +95,9 @@ def save(
         content |= {"built_as": recipe(model), "structure": structure(model), "tensors": notes}
         write_atomically(place / TENSORS, tensors)
     content["data"] = None if described is None else asdict(described)
+    content["temperature"] = None if predictor is None else predictor.temperature
+    for name, file in ({} if predictor is None else predictor.fitted_files()).items():
+        write_atomically(place / name, file)
     # Last, so that a folder with a description is whole.
     write_atomically(place / DESCRIPTION, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return place
