@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from dubito.serving.running import serve
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
     from dubito.variational.kl import kl_divergence
+    from dubito.variational.natural_gradient import NaturalGradient
 
 # Names are imported when first used, so that the command line can print its help without waiting for torch.
 _HOMES = {
     "convert": ["Logits", "Summary", "prune", "summary", "to_bayesian", "to_deterministic"],
     "variational.kl": ["kl_divergence"],
     "variational.elbo": ["ELBO", "FreeEnergy", "KLSchedule"],
+    "variational.natural_gradient": ["NaturalGradient"],
     "models.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
     "estimators": ["estimator"],
@@ -86,6 +88,7 @@ __all__ = [
     "FreeEnergy",
     "KLSchedule",
     "Logits",
+    "NaturalGradient",
     "Prediction",
     "Predictor",
     "Regression",

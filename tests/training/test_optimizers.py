@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from training_runs import SMALL, quiet
 
+import dubito
 from dubito.errors import OptionError, RunError
 from dubito.runs.config import TrainingConfig
 from dubito.training import Run, configure, resume, train
@@ -21,10 +22,11 @@ from dubito.training.optimizers import OPTIMIZERS, OptimizerSettings, make_optim
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    return nn.Sequential(nn.Linear(4, 3), dubito.BayesLinear(3, 2, prior=1.0))
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    torch.manual_seed(1)
     inputs = torch.arange(12.0).reshape(3, 4) / 12
     for _ in range(count):
         optimizer.zero_grad()

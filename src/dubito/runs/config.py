@@ -55,12 +55,17 @@ class TrainingConfig:
     )
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in a step, over all processes together.")
-    optimizer: str = _setting("adam", "Optimiser: adam, adamw, or sgd (with momentum 0.9).")
+    optimizer: str = _setting(
+        "adam", "Optimiser: adam, adamw, sgd (with momentum 0.9), or natural (natural gradients)."
+    )
     learning_rate: float = _setting(2e-3, "Learning rate, or its peak with one-cycle.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
         "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
     )
     l2: float = _setting(0.0, "L2 penalty, or adamw's weight decay, of frequentist and dropout networks.")
+    hessian_rate: float = _setting(
+        0.0, "Share of the Hessian that a step of --optimizer natural renews. 0 is by rule, from the number of steps."
+    )
     clip: float = _setting(0.0, "Largest norm of the gradient; longer ones are shortened. 0 does not clip.")
     centralize: bool = _setting(
         True, "Remove each filter's mean from its gradient: deep softplus networks learn several times as fast."
@@ -145,6 +150,7 @@ class TrainingConfig:
             "l2": 0,
             "relative_std": 0,
             "clip": 0,
+            "hessian_rate": 0,
             "temperature": 0,
             "warmup_epochs": 0,
             "seed": 0,
@@ -165,6 +171,12 @@ class TrainingConfig:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
         if not 0 <= self.label_smoothing <= 1:
             raise OptionError(f"label_smoothing is {self.label_smoothing}, but must lie in 0 ... 1.")
+        if self.hessian_rate > 1:
+            raise OptionError(f"hessian_rate is {self.hessian_rate}, but must be at most 1.")
+        if self.optimizer == "natural" and self.inference != "vi":
+            raise OptionError(
+                f"optimizer is natural, which learns posteriors, but inference is {self.inference}, not vi."
+            )
         self.given_class_weights  # noqa: B018  (refuses what is none)
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
@@ -223,6 +235,7 @@ class TrainingConfig:
 
 USED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bayesian", "estimator", "posterior", "initial_std", "relative_std", "prior"), ("vi",)),
+    "hessian_rate": ("vi",),
     **dict.fromkeys(("kl_schedule", "warmup_epochs", "temperature"), ("vi",)),
     **dict.fromkeys(("samples", "validation_samples"), ("vi", "dropout")),
     "dropout": ("dropout",),
@@ -293,6 +306,19 @@ RESIDUAL_BY_INFERENCE: dict[str, dict[str, Any]] = {
 """Where the preset ``default`` differs for residual networks: the recipe that they are usually trained by; draws of
 weights, because the noise of ``local`` averages out before the global pooling."""
 
+NATURAL: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "centralize": False,
+    "estimator": "weight",
+    "relative_std": 0.1,
+    "prior": "0.2",
+    "kl_schedule": "constant",
+    "temperature": 1.0,
+    "clip": 0.0,
+}
+"""Where presets differ for the optimiser ``natural``: the true free energy from the first step, and draws of weights,
+which cost least."""
+
 NARROW_NETWORKS: dict[str, dict[str, Any]] = {"lenet5": {"dropout": 0.05}}
 """Where the preset ``default`` differs for MC dropout in narrow networks: half of six channels is too little to learn
 from. LeNet-5's validation accuracy on CIFAR-10 fell with every step from 0.05 to 0.1, 0.25 and 0.5."""
@@ -318,6 +344,8 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
             of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(str(given.get("inference", "vi")), {})}
         if given.get("inference") == "dropout":
             of_model = {**of_model, **NARROW_NETWORKS.get(model, {})}
+    if {**PRESETS[preset], **given}.get("optimizer") == "natural":
+        of_model = {**of_model, **NATURAL}
     merged = {**PRESETS[preset], **of_model, **begun, **given}
     known = {f.name: f for f in fields(TrainingConfig)}
     for name, value in merged.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -24,7 +24,7 @@ from dubito.models.recipe import build_again, recipe
 from dubito.prediction import Prediction, Predictor
 from dubito.runs.attached import attach_data, data_of
 from dubito.runs.description import DataDescription
-from dubito.training.optimizers import OptimizerSettings, make_optimizer, optimizer_maker
+from dubito.training.optimizers import OptimizerSettings, loss_term, make_optimizer, optimizer_maker, remedy
 from dubito.variational.elbo import ELBO, KLSchedule
 
 __all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
@@ -33,7 +33,7 @@ _CONTENT = "dubito"
 """Where a Trainer's checkpoint has what tells how the network is made."""
 _KEPT = (
     *("num_data", "epochs", "num_classes", "batches_per_epoch", "optimizer", "learning_rate", "lr_schedule", "l2"),
-    *("centralize", "samples", "validation_samples", "test_samples", "seed"),
+    *("hessian_rate", "centralize", "samples", "validation_samples", "test_samples", "seed"),
 )
 """The arguments that a Trainer's checkpoint keeps as they are."""
 
@@ -134,6 +134,7 @@ class Classifier(pl.LightningModule):
         learning_rate: the learning rate, or its peak with ``one-cycle``.
         lr_schedule: ``constant`` or ``one-cycle``, see :func:`one_cycle`.
         l2: the L2 penalty.
+        hessian_rate: the share of the Hessian that a step of ``natural`` renews; 0 is by rule.
         centralize: remove each filter's mean from its gradient, see :func:`centralize_gradients`.
         schedule: the weight of KL in every minibatch.
         samples: draws of the network in each training step.
@@ -155,6 +156,7 @@ class Classifier(pl.LightningModule):
         learning_rate: float = 1e-3,
         lr_schedule: str = "constant",
         l2: float = 0.0,
+        hessian_rate: float = 0.0,
         centralize: bool = False,
         schedule: KLSchedule | Mapping[str, Any] | None = None,
         samples: int = 1,
@@ -170,10 +172,16 @@ class Classifier(pl.LightningModule):
         self.batches_per_epoch = batches_per_epoch
         optimizer_maker(optimizer)  # refuses an unknown one
         self.optimizer = optimizer
-        self.optimizer_settings = OptimizerSettings(learning_rate, l2, num_data)
+        self.schedule = schedule if isinstance(schedule, KLSchedule) else KLSchedule(**(schedule or {}))
+        self.optimizer_settings = OptimizerSettings(
+            learning_rate,
+            l2,
+            num_data,
+            temperature=self.schedule.temperature,
+            hessian_rate=hessian_rate,
+        )
         self.lr_schedule = lr_schedule
         self.centralize = centralize
-        self.schedule = schedule if isinstance(schedule, KLSchedule) else KLSchedule(**(schedule or {}))
         self.validation_samples = validation_samples
         self.test_samples = test_samples
         self.seed = seed
@@ -268,6 +276,7 @@ class Classifier(pl.LightningModule):
         at, total = self.position(batch_idx), self._num_batches
         if self.seed is not None:
             torch.manual_seed(key_seed(self.seed, 2, at.epoch, at.batch, self.global_rank))
+        optimizer = self.trainer.optimizers[0]
         self._set_learning_rate((at.epoch + at.batch / total) / self.epochs)
         images, labels = batch
         kl_weight = self.schedule.weight(min(at.batch, total - 1), total, at.epoch)
@@ -276,7 +285,7 @@ class Classifier(pl.LightningModule):
         if not math.isfinite(nll + kl):
             raise NonFiniteError(
                 f"The loss is not finite in epoch {at.epoch + 1}, batch {at.batch + 1} (NLL {nll:.4g}, KL {kl:.4g}); "
-                "try a smaller --learning-rate, --clip 1 or a longer --warmup-epochs."
+                f"{remedy(optimizer)}."
             )
         assert terms.log_probs is not None
         self.sums.images += len(labels)
@@ -284,7 +293,8 @@ class Classifier(pl.LightningModule):
         self.sums.nll += nll * len(labels)
         self.sums.kl = kl
         self.sums.steps += 1
-        return terms.loss
+        loss: Tensor = getattr(terms, loss_term(optimizer))
+        return loss
 
     def _set_learning_rate(self, progress: float) -> None:
         share = one_cycle(progress) if self.lr_schedule == "one-cycle" else 1.0
@@ -370,7 +380,9 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser of that name for the network's parameters."""
-        return make_optimizer(self.optimizer, self.network, self.optimizer_settings)
+        per_epoch = self.batches_per_epoch
+        steps = int(self.trainer.estimated_stepping_batches) if per_epoch is None else self.epochs * per_epoch
+        return make_optimizer(self.optimizer, self.network, replace(self.optimizer_settings, steps=steps))
 
 
 def _plain(labels: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,7 @@ def _module(run: Run, images: ImageData) -> Classifier:
         learning_rate=config.learning_rate,
         lr_schedule=config.lr_schedule,
         l2=config.l2 if config.inference != "vi" else 0.0,
+        hessian_rate=config.hessian_rate,
         centralize=config.centralize,
         schedule=KLSchedule(config.kl_schedule, config.temperature, config.warmup_epochs),
         samples=1 if config.inference == "frequentist" else config.samples,  # all draws would be equal

@@ -13,8 +13,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dubito.errors import OptionError, unknown
+from dubito.variational.natural_gradient import NaturalGradient
 
-__all__ = ["OPTIMIZERS", "OptimizerSettings", "make_optimizer", "optimizer_maker", "register_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "OptimizerSettings",
+    "loss_term",
+    "make_optimizer",
+    "optimizer_maker",
+    "register_optimizer",
+    "remedy",
+]
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,17 @@ class OptimizerSettings:
         learning_rate: the learning rate, or its peak; a schedule multiplies it in every step.
         l2: the L2 penalty on all parameters, or the weight decay.
         num_data: training images.
+        steps: of the whole training.
+        temperature: the factor of KL.
+        hessian_rate: the share of the Hessian that a step renews; 0 is by rule.
     """
 
     learning_rate: float = 1e-3
     l2: float = 0.0
     num_data: int = 1
+    steps: int | None = None
+    temperature: float = 1.0
+    hessian_rate: float = 0.0
 
 
 MakeOptimizer = Callable[[nn.Module, OptimizerSettings], Optimizer]
@@ -66,6 +81,29 @@ def adamw(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
 def sgd(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """Stochastic gradient descent with momentum 0.9, and an L2 penalty in the gradient."""
     return torch.optim.SGD(network.parameters(), settings.learning_rate, momentum=0.9, weight_decay=settings.l2)
+
+
+@register_optimizer("natural")
+def natural(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
+    """Natural gradients of the free energy for posteriors, SGD for the rest."""
+    return NaturalGradient(
+        network,
+        settings.learning_rate,
+        settings.num_data,
+        temperature=settings.temperature,
+        hessian_rate=settings.hessian_rate or None,
+        steps=settings.steps,
+    )
+
+
+def loss_term(optimizer: Optimizer) -> str:
+    """The term of the free energy that this optimiser takes the gradient of: all of it, unless it says otherwise."""
+    return str(getattr(optimizer, "minimizes", "loss"))
+
+
+def remedy(optimizer: Optimizer) -> str:
+    """What to do about a training that diverges with this optimiser."""
+    return str(getattr(optimizer, "remedy", "try a smaller --learning-rate, --clip 1 or a longer --warmup-epochs"))
 
 
 def _can_fuse(network: nn.Module) -> bool:

@@ -74,6 +74,13 @@ class Prior(nn.Module, ABC):
         """KL[q || p] in nats."""
         return -q.entropy() - self.expected_log_prob(q)
 
+    def gaussian(self, q: Distribution) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the Gaussian that this prior is for q, numbers or as many as weights."""
+        raise OptionError(
+            f"The prior is a {type(self).__name__}, but the natural gradient needs a Gaussian one: standard, fan_in, "
+            "learned, empirical or a standard deviation."
+        )
+
 
 class GaussianPrior(Prior):
     r"""N(mean, std^2), with numbers or tensors that broadcast to the weights.
@@ -113,6 +120,10 @@ class GaussianPrior(Prior):
         """In closed form."""
         mean, std = at_least_single(self.mean), at_least_single(self.std)
         return self._sum((q.variance + (at_least_single(q.mean) - mean).square()) / std.square())
+
+    def gaussian(self, q: Distribution) -> tuple[Tensor, Tensor]:
+        """As it is."""
+        return self.mean, self.std.square()
 
     def _sum(self, squares: Tensor) -> Tensor:
         log_std = at_least_single(self.std).log().expand_as(squares).sum()
@@ -211,6 +222,10 @@ class LearnedPrior(Prior):
     def expected_log_prob(self, q: Distribution) -> Tensor:
         """At the best scale."""
         return -q.mean.numel() * (self.scale(q).log() + math.log(2 * math.pi) + 1) / 2
+
+    def gaussian(self, q: Distribution) -> tuple[Tensor, Tensor]:
+        """At the best scale."""
+        return q.mean.new_zeros(()), self.scale(q)
 
 
 class ScaleMixturePrior(Prior):

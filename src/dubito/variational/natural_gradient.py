@@ -1,0 +1,240 @@
+r"""Natural-gradient variational inference (Khan & Rue 2021; Lin, Schmidt & Khan 2020; Shen et al. 2024).
+
+With L the mean negative log-likelihood of N training examples, the prior N(mu0, s0^2) and the temperature t, the free
+energy L + t KL / N of q = N(mu, sigma^2) is smallest where sigma^2 = t / (N (h + delta)). Here delta = t / (N s0^2),
+and h is the diagonal of the Hessian of L, averaged over q. By Price's theorem h' = dL/dsigma / sigma is an unbiased
+estimate of it, whatever the estimator that drew the network. One step is
+
+    h   <-  h + r (h' - h) + r^2 (h' - h)^2 / (2 (h + delta))
+    g   <-  b g + (1 - b) dL/dmu
+    mu  <-  mu - lr (h0 + delta) (g / (1 - b^step) + delta (mu - mu0)) / (h + delta)
+
+The layers hold sigma, and so h needs no memory of its own: with x = (h' + delta) / (h + delta) - 1, which is
+(N / t) sigma dL/dsigma + sigma^2 / s0^2 - 1, the first line says sigma^2 <- sigma^2 / (1 + r x + (r x)^2 / 2), and
+(h0 + delta) / (h + delta) is sigma^2 over the sigma^2 that the training began with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from dubito.errors import NonFiniteError, OptionError
+from dubito.softplus import inverse_softplus, softplus
+from dubito.variational.families import StdPosterior
+from dubito.variational.posterior import posteriors
+
+__all__ = ["NaturalGradient", "rate_for"]
+
+RENEWALS = 1.0
+"""r times the number of steps: how often h forgets what it was in the course of a training."""
+
+
+def rate_for(steps: int) -> float:
+    """r for a training of so many steps.
+
+    >>> rate_for(2000)
+    0.0005
+    """
+    return min(0.1, RENEWALS / steps)
+
+
+class NaturalGradient(Optimizer):
+    """The optimiser of networks with Bayesian layers, all of them or some.
+
+    It takes the gradient of the negative log-likelihood alone, and looks after KL itself. Any estimator will do, and
+    any number of draws; gradients may be clipped, and summed up over several small batches. The standard deviations are
+    those of the layers at every moment.
+
+    Args:
+        model: a network; its posteriors must be of the family ``std`` with a Gaussian prior, ``learned`` included.
+        lr: the learning rate, which means what it does in SGD as long as h is near where it started.
+        num_data: the number of training examples, N.
+        temperature: multiplies KL; 1 is the true free energy.
+        momentum: b, the share of the gradient's running mean that a step keeps.
+        hessian: h0, where h starts: the posteriors get the standard deviations that belong to it. None starts from the
+            standard deviations that they have.
+        hessian_rate: r, the share of h that a step renews; None is by rule.
+        steps: how many steps the training has, for that rule; None takes 10,000.
+        others: makes the optimiser of the parameters without a posterior; None is SGD with the same learning rate and
+            momentum. Its steps are taken, and its state is kept, with this one's.
+
+    >>> import dubito
+    >>> model = dubito.attach_head(dubito.BayesLinear(4, 3, estimator="weight"), "softmax")
+    >>> objective = dubito.ELBO(num_data=1000)
+    >>> optimizer = NaturalGradient(model, lr=0.1, num_data=1000, steps=100)
+    >>> objective(model, torch.randn(8, 4), torch.randint(3, (8,))).nll.backward()
+    >>> optimizer.step()
+    """
+
+    minimizes: ClassVar[str] = "nll"
+    """The term of the free energy whose gradient it takes."""
+
+    remedy: ClassVar[str] = "lower the learning rate, start with smaller standard deviations, or clip the gradient"
+    """What to do about a training that diverges."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        num_data: int,
+        *,
+        temperature: float = 1.0,
+        momentum: float = 0.9,
+        hessian: float | None = None,
+        hessian_rate: float | None = None,
+        steps: int | None = None,
+        others: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    ) -> None:
+        rate = rate_for(10_000 if steps is None else steps) if hessian_rate is None else hessian_rate
+        _require_numbers(lr, num_data, temperature, momentum, hessian, rate)
+        self._posteriors = _learning(model)
+        self._scale = num_data / temperature
+        for q in self._posteriors:
+            q.prior.gaussian(q)  # refuses a prior that is none
+            if hessian is not None:
+                _set_hessian(q, hessian, self._scale)
+        own = [q.mean for q in self._posteriors] + [q.rho for q in self._posteriors]
+        super().__init__(own, {"lr": lr, "momentum": momentum, "hessian_rate": rate, "step": 0})
+        for q in self._posteriors:
+            self.state[q.mean]["momentum"] = torch.zeros_like(q.mean)
+            self.state[q.mean]["initial_variance"] = q.variance.detach().mean()
+        self._others = self._adopt(model, others)
+
+    def _adopt(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer] | None) -> Optimizer | None:
+        """The optimiser of the other parameters; its groups are listed after the first, its state is in this one's."""
+        own = {id(parameter) for parameter in self.param_groups[0]["params"]}
+        rest = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+        if not rest:
+            return None
+        lr, momentum = self.param_groups[0]["lr"], self.param_groups[0]["momentum"]
+        inner = SGD(rest, lr, momentum, dampening=momentum) if make is None else make(rest)
+        inner.state = self.state
+        self.param_groups += inner.param_groups
+        return inner
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of an optimiser for the same network; the posteriors are the network's own to load."""
+        super().load_state_dict(state_dict)
+        if self._others is not None:
+            self._others.state, self._others.param_groups = self.state, self.param_groups[1:]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the posteriors along the natural gradient, and everything else along its own."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved = [q for q in self._posteriors if q.mean.grad is not None]
+        if moved:
+            self._move(moved, *_gradients(moved))
+        if self._others is not None:
+            self._others.step()
+        return loss
+
+    def _move(self, moved: list[StdPosterior], of_mean: list[Tensor], of_rho: list[Tensor]) -> None:
+        group = self.param_groups[0]
+        group["step"] += 1
+        priors = [q.prior.gaussian(q) for q in moved]
+        means: list[Tensor] = [q.mean for q in moved]
+        variance = self._new_variance([q.rho for q in moved], of_rho, [variance for _, variance in priors])
+        momenta = [self.state[mean]["momentum"] for mean in means]
+        torch._foreach_lerp_(momenta, of_mean, 1 - group["momentum"])
+        # the gradient of the free energy: g / (1 - b^step) + delta (mu - mu0)
+        direction = [mean - centre for mean, (centre, _) in zip(means, priors, strict=True)]
+        torch._foreach_mul_(direction, [1 / (self._scale * spread) for _, spread in priors])
+        torch._foreach_add_(direction, momenta, alpha=1 / (1 - group["momentum"] ** group["step"]))
+        torch._foreach_mul_(direction, variance)
+        torch._foreach_div_(direction, [self.state[mean]["initial_variance"] for mean in means])
+        torch._foreach_add_(means, direction, alpha=-group["lr"])
+
+    def _new_variance(self, rhos: list[nn.Parameter], of_rho: list[Tensor], spreads: list[Tensor]) -> list[Tensor]:
+        """Renew h, write the standard deviations that belong to it into the layers, and return their squares."""
+        # An erased weight has the standard deviation 0, which no quotient may see.
+        stds = [softplus(rho).clamp_min_(torch.finfo(rho.dtype).tiny) for rho in rhos]
+        # (N / t) sigma dL/dsigma, where dL/dsigma = dL/drho / (1 - exp(-sigma))
+        x = torch._foreach_mul(of_rho, stds)
+        slope = torch._foreach_neg(stds)
+        torch._foreach_expm1_(slope)
+        torch._foreach_div_(x, slope)
+        torch._foreach_mul_(x, -self._scale)
+        variance = list(torch._foreach_mul(stds, stds))
+        torch._foreach_add_(x, torch._foreach_div(variance, spreads))
+        # 1 + r x + (r x)^2 / 2 = ((1 + r x)^2 + 1) / 2 with x less 1
+        rate = self.param_groups[0]["hessian_rate"]
+        torch._foreach_mul_(x, rate)
+        torch._foreach_add_(x, 1 - rate)
+        torch._foreach_mul_(x, x)
+        torch._foreach_add_(x, 1)
+        torch._foreach_mul_(x, 0.5)
+        torch._foreach_div_(variance, x)
+        for rho, std in zip(rhos, torch._foreach_sqrt(variance), strict=True):
+            rho.copy_(inverse_softplus(std))
+        return variance
+
+
+def _learning(model: nn.Module) -> list[StdPosterior]:
+    """The posteriors that learn; an error if there are none, or others than the family ``std``."""
+    found: list[StdPosterior] = []
+    for name, q in posteriors(model).items():
+        if not q.mean.requires_grad:
+            continue
+        if not isinstance(q, StdPosterior):
+            raise OptionError(
+                f"The posterior of {name} is of the family {q.name!r}, but the natural gradient needs 'std': build the "
+                "network with posterior='std'."
+            )
+        if q.mean.dtype not in (torch.float32, torch.float64):
+            raise OptionError(
+                f"The weights of {name} are {q.mean.dtype}, but the natural gradient needs float32 or float64: keep "
+                "them so, and compute in half precision by torch.autocast."
+            )
+        found.append(q)
+    if not found:
+        raise OptionError("The network has no posterior that learns: make it Bayesian, as dubito.to_bayesian does.")
+    return found
+
+
+def _set_hessian(q: StdPosterior, hessian: float, scale: float) -> None:
+    """Give a posterior the standard deviation of this h: sigma^2 = t / (N (h + delta))."""
+    _, spread = q.prior.gaussian(q)
+    q.set_std((hessian * scale + 1 / spread).rsqrt().expand_as(q.mean))
+
+
+def _require_numbers(
+    lr: float, num_data: int, temperature: float, momentum: float, hessian: float | None, rate: float
+) -> None:
+    positive = {"lr": lr, "num_data": num_data, "temperature": temperature}
+    if hessian is not None:
+        positive["hessian"] = hessian
+    for name, value in positive.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise OptionError(f"{name} is {value}, but the natural gradient needs a positive finite number.")
+    if not 0 <= momentum < 1:
+        raise OptionError(f"momentum is {momentum}, but must be at least 0 and below 1.")
+    if not 0 < rate <= 1:
+        raise OptionError(f"hessian_rate is {rate}, but must be above 0 and at most 1.")
+
+
+def _gradients(moved: list[StdPosterior]) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the means and of rho; what would spoil the posteriors is refused before anything has changed."""
+    of_mean = [q.mean.grad for q in moved if q.mean.grad is not None]
+    of_rho = [q.rho.grad for q in moved if q.rho.grad is not None]
+    if len(of_rho) < len(of_mean):
+        raise OptionError(
+            "The means have gradients but the standard deviations have none, so the network was not drawn: use the "
+            "estimator weight, local or flipout, and model.train()."
+        )
+    norms = torch._foreach_norm([*of_mean, *of_rho])
+    if not math.isfinite(float(torch.stack(norms).sum())):
+        raise NonFiniteError(
+            "The gradient is not finite, so the step was not taken and the posteriors are as they were; "
+            f"{NaturalGradient.remedy}."
+        )
+    return of_mean, of_rho
