@@ -14,8 +14,10 @@ from dubito.errors import OptionError, RunError, ShapeError
 from dubito.heads import resolve_head
 from dubito.prediction.novelty import Layer, Novelty, Observed, Observer, find_layers
 from dubito.prediction.novelty.outliers import OUTLIERS, outliers
-from dubito.prediction.novelty.scores import ClassGaussians, Energy, Entropy, Neighbours
-from dubito.prediction.novelty.trial import found, shares_found
+from dubito.prediction.novelty.scores import ClassGaussians, Energy, Entropy, Neighbours, NeighboursAndEnergy
+from dubito.prediction.novelty.trial import area, found, marks
+
+SOFTMAX = resolve_head(dubito.attach_head(nn.Linear(2, 2), "softmax"))
 
 
 def seen(features: Tensor) -> Observed:
@@ -57,14 +59,14 @@ def fitted(trained: nn.Module) -> dubito.Predictor:
     return predictor
 
 
-def test_neighbours_have_the_distance_to_the_tenth_nearest_in_standard_deviations() -> None:
+def test_neighbours_have_the_distance_to_the_fifth_nearest_in_standard_deviations() -> None:
     generator = torch.Generator().manual_seed(0)
     train, own, new = (torch.randn(count, 6, generator=generator) for count in (400, 200, 30))
-    score = Neighbours.fit(seen(train), torch.zeros(400, dtype=torch.long), seen(own))
+    score = Neighbours.fit(seen(train), seen(own))
 
     def distance(x: Tensor) -> Tensor:
         wide, reference = F.normalize(x.double(), dim=1), F.normalize(train, dim=1).half().double()
-        return torch.cdist(wide, reference).sort(1).values[:, 9]
+        return torch.cdist(wide, reference).sort(1).values[:, 4]
 
     usual = distance(own)
     torch.testing.assert_close(
@@ -78,10 +80,35 @@ def test_of_several_layers_the_most_unusual_distance_counts() -> None:
         Observed(torch.zeros(n, 2), tuple(torch.randn(n, d, generator=generator) for d in (4, 7)))
         for n in (300, 100, 20)
     )
-    labels = torch.zeros(300, dtype=torch.long)
-    both = Neighbours.fit(train, labels, own)(new)
-    each = [Neighbours.fit(train.at([k]), labels, own.at([k]))(new.at([k])) for k in (0, 1)]
+    both = Neighbours.fit(train, own)(new)
+    each = [Neighbours.fit(train.at([k]), own.at([k]))(new.at([k])) for k in (0, 1)]
     torch.testing.assert_close(both, torch.maximum(*each))
+
+
+def test_energy_counts_like_one_more_distance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = resolve_head(dubito.attach_head(nn.Linear(3, 3), "softmax"))
+    train, own, new = (
+        Observed(torch.randn(n, 3, generator=generator), (torch.randn(n, 4, generator=generator),))
+        for n in (300, 100, 50)
+    )
+    usual, energy = (-part.outputs.logsumexp(1) for part in (own, new))
+    unusual = (energy - usual.mean()) / usual.std()
+    distance = Neighbours.fit(train, own)(new)
+    torch.testing.assert_close(
+        NeighboursAndEnergy.fit(train, own, head=head)(new), torch.maximum(distance, unusual), rtol=1e-4, atol=1e-4
+    )
+    assert 5 < int((unusual > distance).sum()) < 45  # each counts for some images
+
+
+def test_energy_and_entropy_are_those_of_the_classes() -> None:
+    outputs = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    head = resolve_head(dubito.attach_head(nn.Linear(3, 6), "softmax"))
+    torch.testing.assert_close(Energy(head)(seen(outputs)), -outputs.logsumexp(1))
+    expected = torch.distributions.Categorical(logits=outputs).entropy()
+    torch.testing.assert_close(Entropy(head)(seen(outputs)), expected)
+    variances = resolve_head(dubito.attach_head(nn.Linear(3, 6), "kendall_gal"))  # three logits, three variances
+    torch.testing.assert_close(Energy(variances)(seen(outputs)), -outputs[:, :3].logsumexp(1))
 
 
 def test_gaussian_scores_are_mahalanobis_distances_up_to_the_added_variance() -> None:
@@ -89,7 +116,7 @@ def test_gaussian_scores_are_mahalanobis_distances_up_to_the_added_variance() ->
     labels = torch.arange(900) % 3
     mixing = torch.randn(5, 5, generator=generator)
     features = torch.randn(900, 5, generator=generator) @ mixing + 3 * F.one_hot(labels, 5)
-    score = ClassGaussians.fit(seen(features), labels, seen(features))
+    score = ClassGaussians.fit(seen(features), labels)
     new = torch.randn(40, 5, generator=generator)
 
     def squared(deviations: Tensor, x: Tensor) -> Tensor:
@@ -103,22 +130,6 @@ def test_gaussian_scores_are_mahalanobis_distances_up_to_the_added_variance() ->
     of_all = squared(features - features.mean(0), new - features.mean(0))
     torch.testing.assert_close(score(seen(new)).double(), nearest, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(score.relative()(seen(new)).double(), nearest - of_all, rtol=1e-3, atol=1e-3)
-
-
-def test_a_score_without_a_class_knows_nothing_of_it() -> None:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 3
-    features = 0.1 * torch.randn(300, 3, generator=generator) + 5 * F.one_hot(labels, 3)
-    for fit in (Neighbours.fit, ClassGaussians.fit):
-        score = fit(seen(features), labels, seen(features))
-        usual, left = score(seen(features)), score.without(1)(seen(features))
-        assert left[labels == 1].min() > usual.max()
-        torch.testing.assert_close(left[labels != 1], usual[labels != 1])
-    outputs = torch.randn(7, 3, generator=generator)
-    head = resolve_head(dubito.attach_head(nn.Linear(3, 3), "softmax"))
-    torch.testing.assert_close(Energy(torch.arange(3)).without(1)(seen(outputs)), -outputs[:, [0, 2]].logsumexp(1))
-    two = torch.distributions.Categorical(logits=outputs[:, [0, 2]]).entropy()
-    torch.testing.assert_close(Entropy(torch.arange(3), head).without(1)(seen(outputs)), two)
 
 
 def test_what_a_score_finds_is_its_mean_power_up_to_five_per_cent_false_alarms() -> None:
@@ -217,6 +228,7 @@ def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) ->
     assert novelty is not None
     (tmp_path / "novelty.safetensors").write_bytes(novelty.to_bytes())
     back = Novelty.load(tmp_path / "novelty.safetensors", fitted.head)
+    assert back is not None
     assert (back.name, back.layers, back.trial, back.notes) == (
         novelty.name,
         novelty.layers,
@@ -225,7 +237,7 @@ def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) ->
     )
     assert back.describe() == novelty.describe()
     images, _ = blobs(10, torch.Generator().manual_seed(3))
-    observed = Observer(fitted._mean_network(), back.layers)(images)
+    observed = fitted._reference().observed(images)
     torch.testing.assert_close(back(observed), fitted(images).novelty, atol=1e-5, rtol=1e-5)
     (tmp_path / "novelty.safetensors").write_bytes(b"no tensors")
     with pytest.raises(RunError, match="damaged"):
@@ -233,10 +245,10 @@ def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) ->
 
 
 def test_percentiles_and_thresholds_are_those_of_the_held_out_images() -> None:
-    novelty = Novelty(Energy(torch.arange(2)), (), torch.arange(1.0, 100.0))
+    novelty = Novelty(Energy(SOFTMAX), (), torch.arange(1.0, 100.0))
     assert novelty.threshold(0.01) == 99  # the 99th of 99: a new image lies above with probability 1 / 100
     assert novelty.threshold(0.1) == 90
-    assert Novelty(Energy(torch.arange(2)), (), torch.arange(1.0, 10.0)).threshold(0.01) == 9
+    assert Novelty(Energy(SOFTMAX), (), torch.arange(1.0, 10.0)).threshold(0.01) == 9
     torch.testing.assert_close(
         novelty.percentile(torch.tensor([0.0, 50.0, 50.5, 200.0])), torch.tensor([0, 49.5 / 99, 50 / 99, 1])
     )
@@ -277,8 +289,65 @@ def test_what_cannot_be_fitted_gets_a_sentence(trained: nn.Module) -> None:
         dubito.Predictor(regression).fit_novelty(torch.randn(50, 4))
 
 
-def test_a_trial_without_three_classes_has_outliers_alone() -> None:
-    features = torch.randn(100, 4)
-    labels = torch.arange(100) % 2
-    score = ClassGaussians.fit(seen(features), labels, seen(features))
-    assert set(shares_found(score, seen(features), labels, {"far": seen(9 + features)})) == {"far"}
+def test_a_mark_is_the_mean_of_the_area_and_of_what_an_alarm_finds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, other = torch.randn(500, generator=generator), 1 + torch.randn(300, generator=generator).round(decimals=1)
+    own[:200] = own[:200].round(decimals=1)  # some are equal
+    larger = (other.unsqueeze(1) > own).double() + 0.5 * (other.unsqueeze(1) == own).double()
+    assert area(own, other) == pytest.approx(float(larger.mean()))
+
+    class Outputs(Energy):
+        def forward(self, seen: Observed) -> Tensor:
+            return seen.outputs
+
+    mark = marks(Outputs(None), own, {"far": Observed(other, ()), "same": Observed(own, ())})  # type: ignore[arg-type]
+    assert mark["far"] == pytest.approx((area(own, other) + found(own, other)) / 2)
+    assert mark["same"] == pytest.approx((0.5 + found(own, own)) / 2)
+
+
+def test_what_an_earlier_dubito_fitted_does_not_count(fitted: dubito.Predictor, tmp_path: Path) -> None:
+    assert fitted.novelty is not None
+    content = fitted.novelty.to_bytes().replace(b'\\"format\\": 2', b'\\"format\\": 1')
+    (tmp_path / "novelty.safetensors").write_bytes(content)
+    assert Novelty.load(tmp_path / "novelty.safetensors", fitted.head) is None
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_features_are_the_mean_of_the_first_pair_of_draws_in_every_way_to_predict(
+    trained: nn.Module, fitted: dubito.Predictor, samples: int
+) -> None:
+    assert fitted.novelty is not None
+    images, _ = blobs(30, torch.Generator().manual_seed(3))
+    pair = [Observer(network, fitted.novelty.layers)(images) for network in dubito.Predictor(trained, 2).networks()]
+    expected = fitted.novelty(Observed.mean(pair))
+    assert float((expected - fitted.novelty(pair[0])).abs().max()) > 1e-3
+    predictor = dubito.Predictor(trained, samples)
+    generator = torch.Generator().manual_seed(1)
+    predictor.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
+    for count in (3, 30):  # all draws at once, and one after the other
+        torch.testing.assert_close(predictor(images[:count]).novelty, expected[:count], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(predictor.measure_novelty(images[:count]), expected[:count], atol=1e-3, rtol=1e-3)
+
+
+def test_a_prediction_by_draws_makes_no_pass_for_novelty(fitted: dubito.Predictor) -> None:
+    assert fitted._meter is not None
+    assert fitted._meter.draws is fitted._draws
+    images, _ = blobs(30, torch.Generator().manual_seed(3))
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fitted._draws), "observed", lambda self, batch: calls.append(batch))
+        assert fitted(images).novelty is not None
+    assert not calls
+
+
+def test_novelty_of_mc_dropout_is_measured_without_dropout() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 3))
+    predictor = dubito.Predictor(dubito.mc_dropout(dubito.attach_head(network, "softmax")), samples=4)
+    generator = torch.Generator().manual_seed(1)
+    novelty = predictor.fit_novelty([blobs(600, generator)], [blobs(200, generator)])
+    images, _ = blobs(20, generator)
+    prediction = predictor(images)
+    assert prediction.epistemic.min() > 0
+    expected = novelty(Observer(network.eval(), novelty.layers)(images))
+    torch.testing.assert_close(prediction.novelty, expected, atol=1e-4, rtol=1e-4)

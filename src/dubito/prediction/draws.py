@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from dubito.heads.split import Sampling
 from dubito.noise import standard_normal
 from dubito.prediction.dropout import MaskedDropout, Masks, drawn_dropout
 from dubito.prediction.first_look import FirstLook, Followed, at_mean
+from dubito.prediction.novelty.layers import Layer, Observed, Reader
 from dubito.prediction.remembering import Remembering
 from dubito.prediction.weights import DrawnWeights, Weights, seeds_of
 from dubito.prediction.workers import Workers
@@ -33,13 +35,15 @@ from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "frozen"]
+__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "first_pair", "frozen"]
 
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
 SMALL_DRAW = 1 << 24
 """... if the weights of a draw take no more bytes than this. `python -m benchmarks.one_image` compares both ways: one
 product is faster up to AlexNet, with 9 MB of weights, and no longer for VGG16, with 60 MB."""
+PAIR_MEMORY = 1 << 30
+"""Bytes that the pair of draws for novelty may take, of a method that does not draw weights."""
 
 
 class Draws(ABC):
@@ -60,6 +64,11 @@ class Draws(ABC):
     @abstractmethod
     def mean_network(self) -> nn.Module:
         """The plain network at the posterior mean, in evaluation mode; nobody may change it."""
+
+    @abstractmethod
+    def reference(self) -> WeightDraws:
+        """The draws whose features novelty is measured in: the first pair of seed 0, without dropout; of a network that
+        has nothing to draw, its only pass. These are the same for every method, seed and number of draws."""
 
 
 class WeightDraws(Draws):
@@ -83,22 +92,38 @@ class WeightDraws(Draws):
         self._look = FirstLook(model)
         self._names = {q: name for name, q in posteriors(model).items()}
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
+        self._layers: tuple[Layer, ...] = ()
+        self._is_reference = not self._drops_out and (not found or (seed == 0 and samples > 1))
 
-    def outputs(self, batch: Tensor) -> Iterator[Tensor]:
-        """All draws at once for few images of a small network, otherwise one after the other."""
+    def watch(self, layers: Sequence[Layer]) -> None:
+        """Read features at these layers from now on, where `outputs` is asked for them."""
+        self._layers, self._workers = tuple(layers), Workers()
+
+    def outputs(self, batch: Tensor, seen: list[Observed] | None = None) -> Iterator[Tensor]:
+        """All draws at once for few images of a small network, otherwise one after the other.
+
+        `seen` gets what the first two draws made of the images, averaged: outputs, and features at the watched layers.
+        """
         if self._look.is_due:
             with self._workers.one(self._make_worker) as worker:
                 self._look(batch, lambda images: worker.followed(images, self.weights, self._names))
         small = self.weights.bytes_per_draw <= SMALL_DRAW
         if self._stacks and len(batch) <= FEW_IMAGES and small:
             with self._workers.one(self._make_worker) as worker:
-                stacked = worker.stacked(batch, self.weights.stacked or {})
+                stacked = worker.stacked(batch, self.weights.stacked or {}, seen)
             if stacked is not None:
                 yield stacked
                 return
             self._stacks = False  # something in the network cannot be batched
         with self._workers.one(self._make_worker) as worker:
-            yield from worker.one_by_one(batch, self.weights, self._mask_seeds)
+            yield from worker.one_by_one(batch, self.weights, self._mask_seeds, seen)
+
+    def observed(self, batch: Tensor) -> Observed:
+        """What the draws make of a batch, without a prediction."""
+        seen: list[Observed] = []
+        for _ in self.outputs(batch, seen):
+            pass
+        return seen[0]
 
     def networks(self, example: Tensor | None = None) -> list[nn.Module]:
         """A plain network for each draw; dropout masks are made for an `example` image."""
@@ -119,8 +144,26 @@ class WeightDraws(Draws):
         """The network that draws fill, with the means in their places."""
         return self._prototype[0]
 
+    def reference(self) -> WeightDraws:
+        """These draws, if they begin with that pair."""
+        if self._is_reference:
+            return self
+        pair = copy.copy(self)
+        pair._dropout, pair._drops_out, pair._is_reference = False, False, True
+        drawn = bool(self._names)
+        pair.sampling, pair.samples = (Sampling.ANTITHETIC, 2) if drawn else (Sampling.EXACT, 1)
+        pair.weights = self.weights.first_pair() if drawn else self.weights
+        pair._mask_seeds, pair._stacks = self._mask_seeds[:1] * pair.samples, drawn
+        pair.watch(())
+        return pair
+
     def _make_worker(self, remembers: bool = True) -> _Worker:
-        return _Worker(*_copied(*self._prototype), self._dropout, remembers)
+        return _Worker(*_copied(*self._prototype), self._dropout, remembers, self._layers if remembers else ())
+
+
+def first_pair(model: nn.Module) -> WeightDraws:
+    """The first two draws of a model's posteriors by seed 0, without dropout; its only pass if it has none."""
+    return WeightDraws(model, 2, 0, dropout=False, memory=PAIR_MEMORY, share=True)
 
 
 def frozen(network: nn.Module, shared: bool) -> nn.Module:
@@ -139,16 +182,28 @@ def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot
 class _Worker:
     """A plain network that takes one draw of the weights after the other."""
 
-    def __init__(self, network: nn.Module, slots: list[Slot], dropout: bool | None, remembers: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        slots: list[Slot],
+        dropout: bool | None,
+        remembers: bool,
+        layers: Sequence[Layer] = (),
+    ) -> None:
         self.slots = slots
         self.network, self._masks = _with_masks(network, dropout)
+        self._reader = Reader(self.network, layers)
         masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
         drawn = {slot.module for slot in slots} | set(masked)
         self._memory = Remembering(self.network, drawn) if remembers and drawn else None
 
-    def one_by_one(self, batch: Tensor, weights: DrawnWeights, seeds: list[int]) -> Iterator[Tensor]:
+    def one_by_one(
+        self, batch: Tensor, weights: DrawnWeights, seeds: list[int], seen: list[Observed] | None
+    ) -> Iterator[Tensor]:
         given = _Unchanged(batch)
         draws: Iterator[Weights] = iter(weights)
+        pair: list[Observed] = []
+        last = min(2, len(seeds)) - 1
         try:
             for number, seed in enumerate(seeds):
                 fill(self.slots, next(draws, {}))
@@ -156,7 +211,13 @@ class _Worker:
                     self._masks.begin_draw(seed)
                 if self._memory is not None:
                     self._memory.begin_draw(first=number == 0)
-                yield checked(self.network(given()), batch, self.network).unsqueeze(0)
+                self._reader.reads = seen is not None and number <= last
+                outputs = checked(self.network(given()), batch, self.network)
+                if self._reader.reads:
+                    pair.append(Observed(outputs, self._reader.features()))
+                if seen is not None and number == last:
+                    seen.append(Observed.mean(pair))
+                yield outputs.unsqueeze(0)
         finally:
             self._let_go()
 
@@ -177,6 +238,7 @@ class _Worker:
             module._parameters[name] = None
         if self._memory is not None:
             self._memory.forget()
+        self._reader.forget()
 
     def fix_masks(self, example: Tensor, seed: int) -> None:
         """Keep the dropout masks of this seed."""
@@ -191,23 +253,26 @@ class _Worker:
         for part in masked:
             part.fix = False
 
-    def stacked(self, batch: Tensor, weights: Weights) -> Tensor | None:
+    def stacked(self, batch: Tensor, weights: Weights, seen: list[Observed] | None) -> Tensor | None:
         """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""
         names = {module: name for name, module in self.network.named_modules()}
         drawn = {f"{names[slot.module]}.{slot.name}".lstrip("."): weights[slot.posterior] for slot in self.slots}
         fill(self.slots, {q: w[0] for q, w in weights.items()})
 
-        def one(draw: dict[str, Tensor]) -> Tensor:
+        def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
             outputs: Tensor = torch.func.functional_call(self.network, draw, (batch.clone(),), tie_weights=False)
-            return outputs
+            return (outputs, *self._reader.features())
 
+        self._reader.reads = seen is not None
         if self._memory is not None:
             self._memory.begin_draw(first=True)
         try:
-            outputs = torch.func.vmap(one)(drawn)
+            outputs, *features = torch.func.vmap(one)(drawn)
         except (RuntimeError, TypeError, ValueError):  # changes in place, or decisions by values
             return None
         else:
+            if seen is not None:
+                seen.append(Observed(outputs[:2].mean(0), tuple(part[:2].mean(0) for part in features)))
             return checked(outputs.flatten(0, 1), batch, self.network, len(outputs)).unflatten(0, outputs.shape[:2])
         finally:
             self._let_go()
@@ -229,6 +294,7 @@ class MeanDraws(WeightDraws):
         super().__init__(model, 1, 0, dropout=False, memory=0, share=share)
         self.sampling = Sampling.EXACT
         self.weights = DrawnWeights.at_mean(list(posteriors(model).values()))
+        self._is_reference = not self._names
 
 
 class LocalDraws(Draws):
@@ -263,6 +329,10 @@ class LocalDraws(Draws):
     def mean_network(self) -> nn.Module:
         """Without its posteriors."""
         return to_deterministic(self._prototype).eval()
+
+    def reference(self) -> WeightDraws:
+        """Draws of the same posteriors."""
+        return first_pair(self._prototype)
 
     def _make_worker(self) -> tuple[nn.Module, _SharedNoise, Masks | None]:
         network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})

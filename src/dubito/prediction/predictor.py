@@ -23,9 +23,9 @@ from dubito.heads import Head, resolve_head
 from dubito.heads.split import AnyPrediction, Prediction, Sampling
 from dubito.models.ensemble import Ensemble
 from dubito.prediction.calibrated import calibrate
-from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws, checked
+from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
 from dubito.prediction.moments import MomentDraws
-from dubito.prediction.novelty import FILE, Meter, Novelty, Observer, find_layers, fit, multiplications
+from dubito.prediction.novelty import FILE, Meter, Novelty, Observed, find_layers, fit, multiplications
 from dubito.prediction.pictures import Picture, as_pictures, read_pictures
 from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
@@ -216,8 +216,9 @@ class Predictor:
         """Learn what the training images look like; from then on predictions have their `novelty`.
 
         Which score of which layer's features is used is decided by a trial on held-out images, which sees no other
-        data set (:mod:`dubito.prediction.novelty.trial`). Novelty is measured in the mean network, whatever the
-        method, and of an ensemble in its first member.
+        data set (:mod:`dubito.prediction.novelty.trial`). Features are the mean of those of two draws, the first
+        pair of seed 0, whatever the method; predictions by draws of that seed have them already. Of an ensemble
+        they are those of its first member.
 
         Args:
             batches: training images as the network takes them, in random order: (images, labels), or images alone,
@@ -236,24 +237,25 @@ class Predictor:
         """
         if not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but novelty is measured for classifiers.")
-        network = self._mean_network()
         training, apart = (None if given is None else self._labelled(given) for given in (batches, held_out))
         assert training is not None
+        draws = self._reference()
         with torch.inference_mode(False), torch.no_grad():
             first = next(training, None)
             if first is None:
                 raise ShapeError("There are no images to fit novelty on: the batches are empty.")
             few = first[0][:2].to(self.device)
-            layers = find_layers(network, few)
+            layers = find_layers(draws.mean_network(), few)
             # Two layers are searched with as many multiplications as one pass of the network has, of ten or so.
-            numbers = max(multiplications(network, few) // 2, LEAST_NUMBERS)
-            observer = Observer(network, layers)
-            together = chain([first], training)
-            fitted = fit(
-                lambda images: observer(images.to(self.device)), layers, self.head, together, apart, seed, numbers
-            )
+            numbers = max(multiplications(draws.mean_network(), few) // 2, LEAST_NUMBERS)
+            draws.watch(layers)
+
+            def observe(images: Tensor) -> Observed:
+                return draws.observed(images.to(self.device))
+
+            fitted = fit(observe, layers, self.head, chain([first], training), apart, seed, numbers)
         fitted = replace(fitted, notes={**(fitted.notes or {}), "weights": weights})
-        self._meter = Meter(network, fitted, self.device)
+        self._meter = Meter(draws, fitted, self.device)
         return fitted
 
     def measure_novelty(self, images: Tensor) -> Tensor | None:
@@ -261,7 +263,7 @@ class Predictor:
         if self._meter is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([self._meter(batch.to(self.device))[1] for batch in self._batches(images, False)])
+            return torch.cat([self._meter(batch.to(self.device), []) for batch in self._batches(images, False)])
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Measure novelty as it was fitted for a run's weights; without effect if it was not."""
@@ -269,8 +271,8 @@ class Predictor:
         if not file.exists() or not self.head.classifies:
             return
         novelty = Novelty.load(file, self.head)
-        if (novelty.notes or {}).get("weights") == run.fingerprint(checkpoint):
-            self._meter = Meter(self._mean_network(), novelty, self.device)
+        if novelty is not None and novelty.belongs_to(run.fingerprint(checkpoint)):
+            self._meter = Meter(self._reference(), novelty, self.device)
 
     def use_rule(self, run: Run, checkpoint: str = "best") -> None:
         """Decide as `dubito decide` fitted it for a run's weights; without effect if there is no rule for them, or if
@@ -294,15 +296,17 @@ class Predictor:
 
         novelty, rule = Path(folder) / FILE, Path(folder) / RULE
         if novelty.exists() and self.head.classifies:
-            self._meter = Meter(self._mean_network(), Novelty.load(novelty, self.head), self.device)
+            found = Novelty.load(novelty, self.head)
+            self._meter = None if found is None else Meter(self._reference(), found, self.device)
         if rule.exists() and self.method == METHOD:
             self.rule = Rule.load(rule)
 
-    def _mean_network(self) -> nn.Module:
+    def _reference(self) -> WeightDraws:
+        """The draws whose features novelty is measured in."""
         if self._members:
-            return self._members[0]._mean_network()
+            return self._members[0]._reference()
         assert self._draws is not None
-        return self._draws.mean_network()
+        return self._draws.reference()
 
     def _labelled(self, given: Iterable[Any] | Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches with their labels, where there are any."""
@@ -314,22 +318,21 @@ class Predictor:
         with torch.inference_mode(False), torch.no_grad():
             if self._meter is None:
                 return self._predict_alone(batch)
-            outputs, novelty = self._meter(batch.to(self.device))
-            if isinstance(self._draws, WeightDraws) and self._draws.sampling is Sampling.EXACT:
-                split = self.head.split(self.covariance, self.sampling)  # that pass was the prediction already
-                split.update(checked(outputs, batch, self._mean_network()).unsqueeze(0))
-                return replace(cast(Prediction, split.compute()), novelty=novelty)
-            return replace(self._predict_alone(batch), novelty=novelty)
+            seen: list[Observed] = []
+            prediction = cast(
+                Prediction, self._predict_alone(batch, seen if self._meter.draws is self._draws else None)
+            )
+            return replace(prediction, novelty=self._meter(batch.to(self.device), seen))
 
-    def _predict_alone(self, batch: Tensor) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            if self._members:  # which count alike, however many draws they have
-                parts: list[Any] = [member._predict(batch) for member in self._members]
-                return pool(parts, [1.0] * len(parts))
-            split = self.head.split(self.covariance, self.sampling)
-            for block in self._outputs(batch):
-                split.update(block)
-            return split.compute()
+    def _predict_alone(self, batch: Tensor, seen: list[Observed] | None = None) -> Any:
+        """Without novelty; `seen` gets the features that it needs."""
+        if self._members:  # which count alike, however many draws they have
+            parts: list[Any] = [member._predict(batch) for member in self._members]
+            return pool(parts, [1.0] * len(parts))
+        split = self.head.split(self.covariance, self.sampling)
+        for block in self._outputs(batch, seen):
+            split.update(block)
+        return split.compute()
 
     def _drawn(self, batch: Tensor) -> Iterator[Tensor]:
         """Blocks of drawn probabilities, or of outputs where there are no classes."""
@@ -345,8 +348,10 @@ class Predictor:
                     block = self.head.probs(block.flatten(0, 1)).unflatten(0, block.shape[:2])
                 yield block
 
-    def _outputs(self, batch: Tensor) -> Iterator[Tensor]:
+    def _outputs(self, batch: Tensor, seen: list[Observed] | None = None) -> Iterator[Tensor]:
         assert self._draws is not None
+        if isinstance(self._draws, WeightDraws) and seen is not None:
+            return self._draws.outputs(batch.to(self.device), seen)
         return self._draws.outputs(batch.to(self.device))
 
     def _batches(self, inputs: Tensor | Iterable[Any], progress: bool) -> Iterator[Tensor]:

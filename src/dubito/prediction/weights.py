@@ -61,9 +61,16 @@ class DrawnWeights:
     @classmethod
     def at_mean(cls, posteriors: Sequence[Posterior]) -> DrawnWeights:
         """One draw, which is the posterior mean."""
-        drawn = cls([], 1, 0, 0)
+        drawn = cls(posteriors, 1, 0, 0)
         drawn._kept = {q: q.mean.detach().clone().unsqueeze(0) for q in posteriors}
         return drawn
+
+    def first_pair(self) -> DrawnWeights:
+        """The first two draws of seed 0 of the same posteriors, kept in memory."""
+        pair = copy.copy(self)
+        pair.samples, pair._seeds = 2, seeds_of(0, 1)
+        pair._kept = pair._keep()
+        return pair
 
     @property
     def stacked(self) -> Weights | None:

@@ -36,7 +36,7 @@ from dubito.estimators import Estimator, forced
 from dubito.heads.points import gaussian_points
 from dubito.heads.split import Sampling
 from dubito.linear_map import LinearMap
-from dubito.prediction.draws import Draws, frozen
+from dubito.prediction.draws import Draws, WeightDraws, first_pair, frozen
 from dubito.prediction.dropout import drawn_dropout
 from dubito.prediction.first_look import FirstLook, at_mean
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
@@ -110,6 +110,10 @@ class MomentDraws(Draws):
     def mean_network(self) -> nn.Module:
         """Without its posteriors."""
         return to_deterministic(self._prototype).eval()
+
+    def reference(self) -> WeightDraws:
+        """Draws of the same posteriors."""
+        return first_pair(self._prototype)
 
     def _make_worker(self) -> tuple[nn.Module, Propagate]:
         network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})

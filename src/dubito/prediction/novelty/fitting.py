@@ -18,9 +18,10 @@ from dubito.prediction.novelty.scores import (
     Energy,
     Entropy,
     Neighbours,
+    NeighboursAndEnergy,
     Score,
 )
-from dubito.prediction.novelty.trial import shares_found
+from dubito.prediction.novelty.trial import marks
 
 __all__ = ["FEWEST", "HELD_OUT_IMAGES", "TRAINING_IMAGES", "Labelled", "fit"]
 
@@ -67,12 +68,11 @@ def fit(
             f"{FEWEST} of each: give more images."
         )
     chosen = torch.randperm(len(own_labels), generator=torch.Generator().manual_seed(seed))[:TRIAL_IMAGES]
-    on_trial, classes = own.images(chosen), own_labels[chosen]
     strange = {name: _observed(observe, made) for name, made in outliers(images[chosen], seed).items()}
     tried = []
     for places, score in _candidates(seen, labels, own, head, numbers):
         parts = {name: one.at(places) for name, one in strange.items()}
-        tried.append((score, places, shares_found(score, on_trial.at(places), classes, parts)))
+        tried.append((score, places, marks(score, score(own.at(places)), parts)))
     # Entropy comes last, so that any other must be better, and of two that are alike the simpler wins.
     best, places, _ = max(reversed(tried), key=lambda entry: sum(entry[2].values()))
     table = rows([(score, tuple(layers[p] for p in where), given) for score, where, given in tried])
@@ -88,18 +88,19 @@ def fit(
 def _candidates(
     seen: Observed, labels: Tensor, held_out: Observed, head: Head, numbers: int
 ) -> Iterator[tuple[tuple[int, ...], Score]]:
-    """Every score with the numbers of its layers: each layer alone, and neighbours of an earlier and the last one."""
-    last = len(seen.features) - 1
-    pairs = [(place, last) for place in range(last)]
-    for places in [(place,) for place in range(last + 1)] + pairs:
-        yield places, Neighbours.fit(seen.at(places), labels, held_out.at(places), numbers)
-    for place in range(last + 1):
-        gaussians = ClassGaussians.fit(seen.at((place,)), labels, held_out)
-        yield (place,), gaussians
-        yield (place,), gaussians.relative()
-    classes = torch.arange(head.probs(seen.outputs[:1]).shape[1])
-    yield (), Energy(classes)
-    yield (), Entropy(classes, head)
+    """Every score with the numbers of its layers: each layer alone, and neighbours in all of them."""
+    layers = range(len(seen.features))
+    each, every, last = [(place,) for place in layers], tuple(layers), (len(layers) - 1,)
+    for places in dict.fromkeys([*each, every]):
+        yield places, Neighbours.fit(seen.at(places), held_out.at(places), numbers)
+    for places in dict.fromkeys([last, every]):
+        yield places, NeighboursAndEnergy.fit(seen.at(places), held_out.at(places), numbers, head=head)
+    for places in each:
+        gaussians = ClassGaussians.fit(seen.at(places), labels)
+        yield places, gaussians
+        yield places, gaussians.relative()
+    yield (), Energy(head)
+    yield (), Entropy(head)
 
 
 def _collected(

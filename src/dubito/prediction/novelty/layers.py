@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito.convert.copying import deep_copy
 from dubito.errors import RunError
 
-__all__ = ["Layer", "Observed", "Observer", "find_layers", "multiplications"]
+__all__ = ["Layer", "Observed", "Observer", "Reader", "find_layers", "multiplications"]
 
 STAGES = 3
 """Stages of feature maps that are looked at, the last ones."""
@@ -65,6 +65,46 @@ class Observed(NamedTuple):
         features = tuple(torch.cat(rows) for rows in zip(*(part.features for part in parts), strict=True))
         return Observed(torch.cat([part.outputs for part in parts]), features)
 
+    @staticmethod
+    def mean(draws: Sequence[Observed]) -> Observed:
+        """Several draws of the same images, averaged."""
+        features = tuple(torch.stack(each).mean(0) for each in zip(*(draw.features for draw in draws), strict=True))
+        return Observed(torch.stack([draw.outputs for draw in draws]).mean(0), features)
+
+
+class Reader:
+    """Reads the features of a network while it runs; the network must be nobody else's.
+
+    Attributes:
+        reads: whether it does; the features of a call are kept until the next one.
+    """
+
+    def __init__(self, network: nn.Module, layers: Sequence[Layer]) -> None:
+        self.reads = True
+        self._layers = tuple(layers)
+        self._seen: dict[Layer, Tensor] = {}
+        for layer in layers:
+            module = _part(network, layer)
+            if layer.side == "input":
+                module.register_forward_pre_hook(self._hook(layer))
+            else:
+                module.register_forward_hook(self._hook(layer))
+
+    def features(self) -> tuple[Tensor, ...]:
+        """The features at each layer; of a module that ran several times, those of the last time."""
+        return tuple(self._seen[layer] for layer in self._layers) if self.reads else ()
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._seen.clear()
+
+    def _hook(self, layer: Layer) -> Any:
+        def read(module: nn.Module, given: tuple[Any, ...], made: Any = None) -> None:
+            if self.reads:
+                self._seen[layer] = pooled(given[0] if layer.side == "input" else made, layer.cells)
+
+        return read
+
 
 class Observer(nn.Module):
     """A network that also gives its features; it works with a copy that shares the parameters.
@@ -78,28 +118,14 @@ class Observer(nn.Module):
     def __init__(self, network: nn.Module, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.network = deep_copy(network, {id(p): p for p in network.parameters()}).eval()
-        self.layers = tuple(layers)
-        self._seen: dict[Layer, Tensor] = {}
-        for layer in layers:
-            module = _part(self.network, layer)
-            if layer.side == "input":
-                module.register_forward_pre_hook(self._reader(layer))
-            else:
-                module.register_forward_hook(self._reader(layer))
+        self._reader = Reader(self.network, layers)
 
     def forward(self, images: Tensor) -> Observed:
-        """Outputs and features; of a module that runs several times, those of the last time."""
-        self._seen.clear()
-        outputs = self.network(images.clone())
-        features = tuple(self._seen[layer] for layer in self.layers)
-        self._seen.clear()
-        return Observed(outputs, features)
-
-    def _reader(self, layer: Layer) -> Any:
-        def read(module: nn.Module, given: tuple[Any, ...], made: Any = None) -> None:
-            self._seen[layer] = pooled(given[0] if layer.side == "input" else made, layer.cells)
-
-        return read
+        """Outputs and features."""
+        outputs = self.network(images)
+        seen = Observed(outputs, self._reader.features())
+        self._reader.forget()
+        return seen
 
 
 def _part(network: nn.Module, layer: Layer) -> nn.Module:

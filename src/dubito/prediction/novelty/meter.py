@@ -1,34 +1,35 @@
-"""A meter: a network together with the novelty that was fitted for it."""
+"""A meter: the draws of a network together with the novelty that was fitted to their features."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dubito.prediction.novelty.layers import Observer
+from dubito.prediction.novelty.layers import Observed
 from dubito.prediction.novelty.novelty import Novelty
-from dubito.prediction.workers import Workers
+
+if TYPE_CHECKING:
+    from dubito.prediction.draws import WeightDraws
 
 __all__ = ["Meter"]
 
 
 class Meter:
-    """Measures the novelty of images by one pass of a plain network; threads can share it."""
+    """Measures the novelty of images in the features of two draws; threads can share it.
 
-    def __init__(self, network: nn.Module, novelty: Novelty, device: torch.device) -> None:
-        self._network = network
+    Attributes:
+        draws: they make the features; a prediction by the same draws has them already.
+        novelty: what was fitted.
+    """
+
+    def __init__(self, draws: WeightDraws, novelty: Novelty, device: torch.device) -> None:
+        self.draws = draws
         self.novelty = replace(novelty, score=novelty.score.to(device))
-        self._workers: Workers[Observer] = Workers()
-        with self._workers.one(self._make):
-            pass  # a network without these layers is refused now
+        draws.watch(novelty.layers)
 
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's outputs, and the novelty (N,) of images."""
-        with self._workers.one(self._make) as observer:
-            seen = observer(images)
-        return seen.outputs, self.novelty(seen)
-
-    def _make(self) -> Observer:
-        return Observer(self._network, self.novelty.layers)
+    def __call__(self, images: Tensor, seen: list[Observed]) -> Tensor:
+        """The novelty (N,) of images; `seen` may hold what a prediction by the meter's draws saw of them."""
+        return self.novelty(seen[0] if seen else self.draws.observed(images))

@@ -16,11 +16,13 @@ from torch import Tensor
 from dubito.errors import OptionError, RunError
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Layer, Observed
-from dubito.prediction.novelty.scores import NEIGHBOURS, Entropy, Neighbours, Score, restored
+from dubito.prediction.novelty.scores import NEIGHBOURS, Entropy, Neighbours, NeighboursAndEnergy, Score, restored
 
 __all__ = ["FALSE_ALARM", "FILE", "Novelty"]
 
 FILE = "novelty.safetensors"
+FORMAT = 2
+"""Of what a file holds; novelty that an earlier dubito fitted was measured in another way, and does not count."""
 FALSE_ALARM = 0.01
 """Share of familiar images that may be called unlike the training images, unless asked otherwise."""
 
@@ -33,7 +35,8 @@ class Novelty:
         score: from what the mean network made of images to numbers; larger is less familiar.
         layers: where it reads features.
         held_out: (N,) the score of held-out images, in ascending order.
-        trial: a row for each score that was tried, the best first: `score`, `layers`, `mark`, and what it `found`.
+        trial: a row for each score that was tried, the best first: `score`, `layers`, `mark`, and the `marks` of each
+            kind of outliers.
         notes: facts about how it was fitted.
     """
 
@@ -74,25 +77,30 @@ class Novelty:
     def describe(self) -> str:
         """One sentence: what the score is, and how it did beside entropy.
 
-        >>> Novelty(Entropy(torch.arange(3), None), (), torch.zeros(9)).describe()
+        >>> Novelty(Entropy(None), (), torch.zeros(9)).describe()
         'Novelty is the entropy: no score of features found more on the held-out trial.'
         """
         if isinstance(self.score, Entropy):
             return "Novelty is the entropy: no score of features found more on the held-out trial."
-        where = " and ".join(f"the {layer}" for layer in self.layers)
-        near = f"the distance to the {NEIGHBOURS}th nearest training image"
-        what = near if self.name == Neighbours.name else f"the {self.name}"
-        marks = {row["score"]: row["mark"] for row in reversed(self.trial)}
-        found = (
-            f"; it found {marks[self.name]:.0%} on the held-out trial, entropy {marks['entropy']:.0%}" if marks else ""
+        where = f" at {_listed([f'the {layer}' for layer in self.layers])}" if self.layers else ""
+        what = f"the {self.name}"
+        if isinstance(self.score, Neighbours):
+            what = f"the distance to the {NEIGHBOURS}th nearest training image"
+        more = ", or the energy if that is more unusual" if isinstance(self.score, NeighboursAndEnergy) else ""
+        rows = {row["score"]: row["mark"] for row in reversed(self.trial)}
+        marks = (
+            f"; its mark on the held-out trial is {rows[self.name]:.2f}, entropy's {rows['entropy']:.2f}"
+            if rows
+            else ""
         )
-        return f"Novelty is {what}{f' at {where}' if where else ''}{found}.".replace("%", " %")
+        return f"Novelty is {what}{where}{more}{marks}."
 
     def to_bytes(self) -> bytes:
         """The content of a safetensors file."""
         from safetensors.torch import save
 
         notes = {
+            "format": FORMAT,
             "score": self.name,
             "layers": [asdict(layer) for layer in self.layers],
             "trial": list(self.trial),
@@ -102,21 +110,31 @@ class Novelty:
         whole = {key: t.detach().cpu().contiguous() for key, t in {**tensors, "held_out": self.held_out}.items()}
         return save(whole, {"notes": json.dumps(notes)})
 
+    def belongs_to(self, weights: str) -> bool:
+        """Whether it was fitted to these weights."""
+        return (self.notes or {}).get("weights") == weights
+
     @staticmethod
-    def load(file: str | os.PathLike[str], head: Head) -> Novelty:
-        """What :meth:`to_bytes` gave, from its file; `head` is that of the network."""
+    def load(file: str | os.PathLike[str], head: Head) -> Novelty | None:
+        """What :meth:`to_bytes` gave, from its file; `head` is that of the network. None of an earlier format."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(Path(file), framework="pt") as content:
                 notes = json.loads((content.metadata() or {})["notes"])
                 tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+            if notes.get("format") != FORMAT:
+                return None
             own = {key.removeprefix("score."): t for key, t in tensors.items() if key.startswith("score.")}
             layers = tuple(Layer(**layer) for layer in notes["layers"])
             score = restored(notes["score"], own, head)
             return Novelty(score, layers, tensors["held_out"], tuple(notes["trial"]), notes["notes"])
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise RunError(f"{file} is damaged ({error}); remove it, or fit the novelty again.") from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def rows(tried: Sequence[tuple[Score, tuple[Layer, ...], Mapping[str, float]]]) -> tuple[Mapping[str, Any], ...]:
@@ -126,8 +144,8 @@ def rows(tried: Sequence[tuple[Score, tuple[Layer, ...], Mapping[str, float]]]) 
         {
             "score": score.name,
             "layers": [str(layer) for layer in layers],
-            "mark": round(sum(shares.values()) / len(shares), 4),
-            "found": {kind: round(share, 4) for kind, share in shares.items()},
+            "mark": round(sum(marks.values()) / len(marks), 4),
+            "marks": {kind: round(mark, 4) for kind, mark in marks.items()},
         }
-        for score, layers, shares in ordered
+        for score, layers, marks in ordered
     )

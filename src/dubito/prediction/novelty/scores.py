@@ -4,17 +4,18 @@ A score is fitted on the features of training images and is a module, so that it
 
 - ``neighbours``: distance to the k-th nearest of some training images, features at unit length (Sun et al. 2022). Each
   layer's distance is measured in standard deviations from its mean over held-out images; the largest counts.
+- ``neighbours and energy``: the same with the energy as one more distance.
 - ``class gaussians``: squared Mahalanobis distance to the nearest class, with one covariance for all (Lee et al. 2018).
 - ``relative mahalanobis``: the same minus the distance to one Gaussian of all images (Ren et al. 2021).
 - ``energy``: -log sum exp of the outputs (Liu et al. 2020).
-- ``entropy``: of the mean network's probabilities.
+- ``entropy``: of the probabilities.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,18 @@ from torch import Tensor, nn
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Observed
 
-__all__ = ["ClassGaussians", "Energy", "Entropy", "Neighbours", "RelativeMahalanobis", "Score", "restored"]
+__all__ = [
+    "ClassGaussians",
+    "Energy",
+    "Entropy",
+    "Neighbours",
+    "NeighboursAndEnergy",
+    "RelativeMahalanobis",
+    "Score",
+    "restored",
+]
 
-NEIGHBOURS = 10
+NEIGHBOURS = 5
 """Which neighbour's distance counts."""
 NUMBERS = 1 << 20
 """Numbers of reference features that a layer keeps at most: 2 MB in half precision."""
@@ -40,15 +50,10 @@ class Score(nn.Module, ABC):
     """A fitted score: what a network made of images (N) to numbers (N,)."""
 
     name: ClassVar[str]
-    uses_features: ClassVar[bool] = True
 
     @abstractmethod
     def forward(self, seen: Observed) -> Tensor:
         """(N,) the score of each image."""
-
-    @abstractmethod
-    def without(self, label: int) -> Score:
-        """The score of a network that had never seen a class, as far as its features tell."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What has to be stored."""
@@ -60,32 +65,25 @@ class Neighbours(Score):
 
     Args:
         references: for each layer (M, D) features of training images, at unit length.
-        centre, spread: (L,) mean and standard deviation of each layer's distance over held-out images.
-        labels: for each layer (M,) the classes of the references; only `without` needs them.
+        centre, spread: of each distance, mean and standard deviation over held-out images.
     """
 
     name = "neighbours"
 
-    def __init__(
-        self, references: list[Tensor], centre: Tensor, spread: Tensor, labels: list[Tensor] | None = None
-    ) -> None:
+    def __init__(self, references: list[Tensor], centre: Tensor, spread: Tensor) -> None:
         super().__init__()
+        self.layers = len(references)
         self.register_buffer("centre", centre)
         self.register_buffer("spread", spread)
         for number, reference in enumerate(references):
             self.register_buffer(f"reference{number}", reference)
             self.register_buffer(f"half_square{number}", reference.square().sum(1) / 2)
-        self._labels = labels
-
-    @property
-    def references(self) -> list[Tensor]:
-        """Features of training images, for each layer."""
-        return [self.get_buffer(f"reference{number}") for number in range(len(self.get_buffer("centre")))]
 
     def distances(self, seen: Observed) -> Tensor:
         """(N, L) Euclidean distance to the k-th nearest reference in each layer, features at unit length."""
         columns = []
-        for number, (features, reference) in enumerate(zip(seen.features, self.references, strict=True)):
+        for number, features in enumerate(seen.features):
+            reference = self.get_buffer(f"reference{number}")
             # |x - r|^2 = 1 + |r|^2 - 2 x.r; references are only nearly of unit length after rounding.
             near = F.normalize(features, dim=1) @ reference.T - self.get_buffer(f"half_square{number}")
             kth = near.topk(min(NEIGHBOURS, len(reference)), 1).values[:, -1]
@@ -93,19 +91,17 @@ class Neighbours(Score):
         return torch.stack(columns, 1)
 
     @classmethod
-    def fit(cls, seen: Observed, labels: Tensor, held_out: Observed, numbers: int = NUMBERS) -> Neighbours:
+    def fit(cls, seen: Observed, held_out: Observed, numbers: int = NUMBERS, **options: Any) -> Neighbours:
         """From training images, of which those at the front are kept (`numbers` features in all), and held-out ones."""
-        references, kept = [], []
+        references = []
         for features in seen.features:
             count = max(min(numbers, NUMBERS) // features.shape[1], 10 * NEIGHBOURS)
             references.append(F.normalize(features[:count], dim=1).half().float())  # as a file has them
-            kept.append(labels[:count])
-        layers = len(references)
-        measured = cls(references, torch.zeros(layers), torch.ones(layers)).distances(held_out)
-        return cls(references, measured.mean(0), measured.std(0).clamp_min(1e-6), kept)
+        measured = cls(references, torch.zeros(()), torch.ones(()), **options).distances(held_out)
+        return cls(references, measured.mean(0), measured.std(0).clamp_min(1e-6), **options)
 
     def forward(self, seen: Observed) -> Tensor:
-        """The largest standardised distance over the layers."""
+        """The largest standardised distance."""
         return ((self.distances(seen) - self.get_buffer("centre")) / self.get_buffer("spread")).amax(1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -113,13 +109,23 @@ class Neighbours(Score):
         kept = {key: t for key, t in self.named_buffers() if not key.startswith("half_square")}
         return {key: t.half() if key.startswith("reference") else t for key, t in kept.items()}
 
-    def without(self, label: int) -> Neighbours:
-        """The same without the references of a class."""
-        assert self._labels is not None
-        pairs = zip(self.references, self._labels, strict=True)
-        return Neighbours(
-            [reference[own != label] for reference, own in pairs], self.get_buffer("centre"), self.get_buffer("spread")
-        )
+
+class NeighboursAndEnergy(Neighbours):
+    """The same with one more distance, the energy: whichever is the most unusual counts.
+
+    Neighbours see what features are like, the energy how strongly they speak for any class; each misses what the other
+    finds.
+    """
+
+    name = "neighbours and energy"
+
+    def __init__(self, references: list[Tensor], centre: Tensor, spread: Tensor, head: Head) -> None:
+        super().__init__(references, centre, spread)
+        self._head = head
+
+    def distances(self, seen: Observed) -> Tensor:
+        """(N, L + 1) those of the layers, and the energy."""
+        return torch.cat([super().distances(seen), energy(seen.outputs, self._head).unsqueeze(1)], 1)
 
 
 class ClassGaussians(Score):
@@ -133,29 +139,20 @@ class ClassGaussians(Score):
 
     name = "class gaussians"
 
-    def __init__(
-        self,
-        means: Tensor,
-        whitening: Tensor,
-        mean: Tensor,
-        whitening_of_all: Tensor,
-        labels: Tensor | None = None,
-    ) -> None:
+    def __init__(self, means: Tensor, whitening: Tensor, mean: Tensor, whitening_of_all: Tensor) -> None:
         super().__init__()
-        self._labels = labels  # of the classes' means; only `without` needs them
-        for key, tensor in {"means": means, "whitening": whitening, "mean": mean}.items():
+        for key, tensor in zip(GAUSSIAN, (means, whitening, mean, whitening_of_all), strict=True):
             self.register_buffer(key, tensor)
-        self.register_buffer("whitening_of_all", whitening_of_all)
 
     @classmethod
-    def fit(cls, seen: Observed, labels: Tensor, held_out: Observed) -> ClassGaussians:
+    def fit(cls, seen: Observed, labels: Tensor) -> ClassGaussians:
         """From training images of one layer."""
         features = seen.features[0]
         present = labels.unique()
         means = torch.stack([features[labels == label].mean(0) for label in present])
         inside = features - means[torch.searchsorted(present, labels)]
         mean = features.mean(0)
-        return cls(means, _whitening(inside), mean, _whitening(features - mean), present)
+        return cls(means, _whitening(inside), mean, _whitening(features - mean))
 
     def forward(self, seen: Observed) -> Tensor:
         """The distance to the nearest class."""
@@ -163,25 +160,19 @@ class ClassGaussians(Score):
 
     def to_classes(self, features: Tensor) -> Tensor:
         """(N,) squared distance to the nearest class."""
-        whitening = self.get_buffer("whitening")
-        distances = torch.cdist(features @ whitening, self.get_buffer("means") @ whitening)
-        return distances.amin(1).square()
+        mean, whitening = self.get_buffer("mean"), self.get_buffer("whitening")
+        points, centres = ((place - mean) @ whitening for place in (features, self.get_buffer("means")))
+        # |x - c|^2 = |x|^2 + |c|^2 - 2 x.c: products alone, which any runtime has for any number of images.
+        to_centres = centres.square().sum(1) - 2 * points @ centres.T
+        return (points.square().sum(1) + to_centres.amin(1)).clamp_min(0)
 
     def to_all(self, features: Tensor) -> Tensor:
         """(N,) squared distance to the mean of all images."""
         return ((features - self.get_buffer("mean")) @ self.get_buffer("whitening_of_all")).square().sum(1)
 
-    def without(self, label: int) -> ClassGaussians:
-        """The same without the mean of a class."""
-        assert self._labels is not None
-        left = self.get_buffer("means")[self._labels != label]
-        rest = (self.get_buffer(name) for name in GAUSSIAN[1:])
-        return type(self)(left, *rest)
-
     def relative(self) -> RelativeMahalanobis:
         """The score that compares with the distance to all images."""
-        means, whitening, mean, of_all = (self.get_buffer(name) for name in GAUSSIAN)
-        return RelativeMahalanobis(means, whitening, mean, of_all, self._labels)
+        return RelativeMahalanobis(*(self.get_buffer(name) for name in GAUSSIAN))
 
 
 class RelativeMahalanobis(ClassGaussians):
@@ -203,56 +194,47 @@ def _whitening(deviations: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=wide.dtype), upper=False).T.float()
 
 
+def energy(outputs: Tensor, head: Head) -> Tensor:
+    """(N,) -log sum exp of the classes' outputs, which come first where a head has more."""
+    return -outputs[:, : outputs.shape[1] // head.num_outputs(1)].float().logsumexp(1)
+
+
 class Energy(Score):
-    """-log sum exp of the outputs of `classes`."""
+    """-log sum exp of the outputs."""
 
     name = "energy"
-    uses_features = False
 
-    def __init__(self, classes: Tensor) -> None:
+    def __init__(self, head: Head) -> None:
         super().__init__()
-        self.register_buffer("classes", classes)
-
-    def forward(self, seen: Observed) -> Tensor:
-        """Minus the logarithm of the sum over the classes."""
-        return -seen.outputs.float().index_select(1, self.get_buffer("classes")).logsumexp(1)
-
-    def without(self, label: int) -> Energy:
-        """The same without the output of a class."""
-        classes = self.get_buffer("classes")
-        return Energy(classes[classes != label])
-
-
-class Entropy(Score):
-    """Entropy of the mean network's probabilities over `classes`, in nats."""
-
-    name = "entropy"
-    uses_features = False
-
-    def __init__(self, classes: Tensor, head: Head) -> None:
-        super().__init__()
-        self.register_buffer("classes", classes)
         self._head = head
 
     def forward(self, seen: Observed) -> Tensor:
-        """Of the probabilities, scaled to a sum of 1."""
-        probs = self._head.probs(seen.outputs).index_select(1, self.get_buffer("classes"))
-        return torch.special.entr(probs / probs.sum(1, keepdim=True).clamp_min(1e-30)).sum(1)
+        """Minus the logarithm of the sum over the classes."""
+        return energy(seen.outputs, self._head)
 
-    def without(self, label: int) -> Entropy:
-        """The same without the probability of a class."""
-        classes = self.get_buffer("classes")
-        return Entropy(classes[classes != label], self._head)
+
+class Entropy(Score):
+    """Entropy of the probabilities, in nats."""
+
+    name = "entropy"
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self._head = head
+
+    def forward(self, seen: Observed) -> Tensor:
+        """Of the head's probabilities."""
+        return torch.special.entr(self._head.probs(seen.outputs)).sum(1)
 
 
 def restored(name: str, tensors: Mapping[str, Tensor], head: Head) -> Score:
     """A score from what :meth:`Score.tensors` gave."""
-    if name == Neighbours.name:
-        references = [tensors[f"reference{number}"] for number in range(len(tensors["centre"]))]
-        return Neighbours([reference.float() for reference in references], tensors["centre"], tensors["spread"])
-    if name == Energy.name:
-        return Energy(tensors["classes"])
-    if name == Entropy.name:
-        return Entropy(tensors["classes"], head)
+    if name in (Neighbours.name, NeighboursAndEnergy.name):
+        count = sum(key.startswith("reference") for key in tensors)
+        references = [tensors[f"reference{number}"].float() for number in range(count)]
+        fitted = (references, tensors["centre"], tensors["spread"])
+        return Neighbours(*fitted) if name == Neighbours.name else NeighboursAndEnergy(*fitted, head)
+    if name in (Energy.name, Entropy.name):
+        return Energy(head) if name == Energy.name else Entropy(head)
     kind = {ClassGaussians.name: ClassGaussians, RelativeMahalanobis.name: RelativeMahalanobis}[name]
     return kind(*(tensors[key] for key in GAUSSIAN))

@@ -1,20 +1,21 @@
 """The trial that decides which score measures novelty, without a look at any other data set.
 
-A good score is high where an image is unfamiliar. Held-out images give eleven kinds of images that are:
+A good score is high where an image is unfamiliar. Ten ways turn held-out images into images that are none
+(:mod:`dubito.prediction.novelty.outliers`): some are far from any image (noise), some near (two halves, a mixture). For
+each kind a score's mark is the mean of two shares, because novelty is used in two ways:
 
-- *outliers*, ten ways to make an image that is none (:mod:`dubito.prediction.novelty.outliers`);
-- *a class left out*: what the score knows of one class is taken away (its reference features, mean, or output), and
-  that class's held-out images should stand out from the rest. The network itself has seen the class, which makes this
-  easier than a truly new one, so it is one kind of eleven and not half of the trial.
+- *as an order*: the area under the ROC curve, outliers against held-out images;
+- *as an alarm*: the share of outliers found at false-alarm rates of up to 5 %, averaged over the rates.
 
-A score's mark is the share of such images that it finds at false-alarm rates of up to 5 % of the held-out images,
-averaged over the rates and then over the kinds. The highest mark wins. Entropy takes part, and if nothing is better,
-novelty is the entropy and says so.
+The highest mean over the kinds wins. Entropy takes part: if nothing is better, novelty is the entropy and says so.
 
-The weights of the kinds were settled on one pair, a LeNet-5 on MNIST: with half of the mark for left-out classes,
-relative Mahalanobis distance won, and found fewer images of Fashion-MNIST and CIFAR-10 than neighbours did. The
-candidates, too (pairs of layers, the largest standardised distance), were picked with a look at those two sets. So
-figures for that pair are no independent test of the rule; every other network and data set is.
+No class is left out in turn: the network was trained on it, so that its features tell it from the others as those of a
+truly new class do not. Leaving classes out favoured relative Mahalanobis distances, which found fewer foreign images.
+
+What was seen when this rule was settled: a ResNet-20 on CIFAR-10 (88.6 %) and a frequentist LeNet-5 on MNIST, against
+each other's data, Fashion-MNIST, CIFAR-100, noise and blur. The number of neighbours, the largest standardised distance
+and the energy beside it were picked with a look at those. So figures for these two networks are no independent test;
+every other network and data set is.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from torch import Tensor
 from dubito.prediction.novelty.layers import Observed
 from dubito.prediction.novelty.scores import Score
 
-__all__ = ["LEFT_OUT", "found", "shares_found"]
+__all__ = ["Mark", "area", "found", "marks"]
 
-LEFT_OUT = "left-out class"
 LARGEST_RATE = 0.05
-"""The largest false-alarm rate that counts."""
+"""The largest false-alarm rate of an alarm."""
 RATES = 25
-CLASSES = 10
-"""Classes that are left out in turn, at most."""
+
+Mark = Mapping[str, float]
+"""Of each kind of outliers, how well a score finds it: from 0 to 1."""
 
 
 def found(own: Tensor, other: Tensor) -> float:
@@ -48,16 +49,18 @@ def found(own: Tensor, other: Tensor) -> float:
     return float((other.float().unsqueeze(1) > thresholds).float().mean())
 
 
-def shares_found(score: Score, own: Observed, labels: Tensor, outliers: Mapping[str, Observed]) -> dict[str, float]:
-    """The share of each kind that a score finds, by held-out images and outliers made of them."""
-    usual = score(own)
-    shares = {name: found(usual, score(seen)) for name, seen in outliers.items()}
-    classes = labels.unique()
-    if len(classes) > 2:  # without one of two there is nothing to tell apart
-        places = torch.linspace(0, len(classes) - 1, min(CLASSES, len(classes))).round().long()
-        near = []
-        for label in classes[places].tolist():
-            left = score.without(label)(own)
-            near.append(found(left[labels != label], left[labels == label]))
-        shares[LEFT_OUT] = sum(near) / len(near)
-    return shares
+def area(own: Tensor, other: Tensor) -> float:
+    """The probability that one of the `other` images has a larger score than one of its `own`; equal ones count half.
+
+    >>> area(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0]))
+    0.75
+    """
+    ordered, values = own.double().sort().values, other.double()
+    below, until = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return float((below + until).double().mean() / (2 * len(own)))
+
+
+def marks(score: Score, usual: Tensor, outliers: Mapping[str, Observed]) -> Mark:
+    """How well a score finds each kind of outliers; `usual` are its values of held-out images."""
+    strange = {name: score(seen) for name, seen in outliers.items()}
+    return {name: (area(usual, values) + found(usual, values)) / 2 for name, values in strange.items()}
