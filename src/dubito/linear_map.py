@@ -1,14 +1,21 @@
-"""The linear maps of layers, F(x, w) + b: matrix products and convolutions, in plain operations of torch."""
+"""The linear maps of layers, F(x, w) + b: matrix products and convolutions, in plain operations of torch.
+
+Each knows its gradients, for kernels that write their own backward pass.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Convolution", "LinearMap", "MatrixProduct"]
+__all__ = ["Convolution", "Gradients", "LinearMap", "MatrixProduct"]
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class LinearMap(Protocol):
@@ -22,6 +29,9 @@ class LinearMap(Protocol):
 
     def sign_shape(self, x: Tensor) -> tuple[int, ...]:
         """The shape of one sign per example and channel of an input or output."""
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
+        """Of input, weight and bias, each if needed, from that of the output."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,15 @@ class MatrixProduct:
     def sign_shape(self, x: Tensor) -> tuple[int, ...]:
         """(N, 1, ..., features)."""
         return (*x.shape[:1], *(1,) * (x.dim() - 2), x.shape[-1]) if x.dim() > 1 else tuple(x.shape)
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
+        """Three products."""
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            gradient @ weight if needs[0] else None,
+            rows.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
+            rows.sum(0) if needs[2] else None,
+        )
 
 
 _CONVOLUTIONS = {
@@ -81,3 +100,33 @@ class Convolution:
     def sign_shape(self, x: Tensor) -> tuple[int, ...]:
         """(N, channels, 1, ..., 1)."""
         return (*x.shape[: -self.axes], *(1,) * self.axes)
+
+    def output_size(self, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+        """Of an ordinary convolution with such a kernel, along each axis.
+
+        >>> Convolution((2, 2), (1, 1), (1, 1)).output_size((8, 7), (3, 3))
+        (4, 4)
+        """
+        options = zip(size, kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(
+            (s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k, stride, padding, dilation in options
+        )
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
+        """torch's own."""
+        found = torch.ops.aten.convolution_backward(
+            gradient,
+            x,
+            weight,
+            [gradient.shape[1]],
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding or (0,) * self.axes,
+            self.groups,
+            list(needs),
+        )
+        # A gradient that was not asked for may come all the same, of another shape.
+        of_x, of_weight, of_bias = (part if need else None for part, need in zip(found, needs, strict=True))
+        return of_x, of_weight, of_bias

@@ -10,6 +10,7 @@ a whole step on some network goes. `results/kernels.json` and `results/kernels-m
 | --- | --- |
 | ``local`` | :class:`dubito.estimators.local.Local` |
 | ``gaussian_kl`` | :meth:`dubito.variational.prior.GaussianPrior.divergence` |
+| ``small_maps`` | :class:`dubito.linear_map.Convolution` |
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from dubito.kernels import gaussian_kl, local
+from dubito.kernels import gaussian_kl, local, small_maps
 
 __all__ = ["find", "without"]
 
-TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl}
+TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "small_maps": small_maps}
 _off: set[str] = set()
 
 

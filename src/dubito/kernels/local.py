@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from dubito.kernels.eager import runs_eagerly
-from dubito.linear_map import Convolution, LinearMap
+from dubito.linear_map import LinearMap
 
 __all__ = ["applies", "compute"]
-
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def applies(
@@ -81,9 +79,9 @@ class _Local(torch.autograd.Function):
         needs = (need_x, need_std, need_bias_std)
         of_square = of_std = of_bias_std = None
         if any(needs):  # first the variance, whose many temporary tensors are then gone
-            of_square, of_std, of_bias_std = _gradients(linear_map, gradient * scaled, x.square(), std.square(), needs)
+            of_square, of_std, of_bias_std = linear_map.gradients(gradient * scaled, x.square(), std.square(), needs)
         needs = (need_x, need_mean, need_bias_mean)
-        of_x, of_mean, of_bias_mean = _gradients(linear_map, gradient, x, mean, needs)
+        of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, needs)
         if of_x is not None and of_square is not None:
             of_x = of_x.addcmul(of_square, x)
         if of_std is not None:
@@ -91,35 +89,6 @@ class _Local(torch.autograd.Function):
         if of_bias_std is not None:
             of_bias_std = of_bias_std * bias_std
         return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std, None
-
-
-def _gradients(
-    linear_map: LinearMap, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]
-) -> Gradients:
-    """Gradients of input, weight and bias, each if needed, from that of the output."""
-    if isinstance(linear_map, Convolution):
-        found = torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            weight,
-            [gradient.shape[1]],
-            linear_map.stride,
-            linear_map.padding,
-            linear_map.dilation,
-            linear_map.transposed,
-            linear_map.output_padding or (0,) * linear_map.axes,
-            linear_map.groups,
-            list(needs),
-        )
-        # A gradient that was not asked for may come all the same, of another shape.
-        of_x, of_weight, of_bias = (part if need else None for part, need in zip(found, needs, strict=True))
-        return of_x, of_weight, of_bias
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    return (
-        gradient @ weight if needs[0] else None,
-        rows.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
-        rows.sum(0) if needs[2] else None,
-    )
 
 
 def _differentiable(

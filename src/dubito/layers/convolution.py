@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
+from dubito import kernels
 from dubito.errors import OptionError, ShapeError, unknown
 from dubito.layers.base import BayesianOptions, BayesLayer, as_int, positive
 from dubito.linear_map import Convolution, LinearMap
@@ -161,11 +162,14 @@ class _BayesConv(BayesConvNd):
         self._require_channels(x)
         amounts = self._pad_amounts()
         self._require_size(x, amounts)
+        padding = (0,) * self.axes
         if self.padding_mode == "zeros" and amounts[::2] == amounts[1::2]:
-            return Convolution(self.stride, tuple(amounts[::-2]), self.dilation, self.groups), x
-        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        none = (0,) * self.axes
-        return Convolution(self.stride, none, self.dilation, self.groups), F.pad(x, amounts, mode=mode)
+            padding = tuple(amounts[::-2])
+        else:
+            x = F.pad(x, amounts, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+        convolution = Convolution(self.stride, padding, self.dilation, self.groups)
+        kernel = kernels.find("small_maps", convolution, x, self.weight_mean)
+        return convolution if kernel is None else kernel(convolution), x
 
     def _require_size(self, x: Tensor, amounts: list[int]) -> None:
         sides = amounts[::-1]
