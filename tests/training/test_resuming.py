@@ -51,8 +51,13 @@ SCENARIOS = {
     "after a checkpoint in an epoch": {"at": (1, 3), "minutes": 0, "while_writing": False, "optimizer": "adam"},
     "while a checkpoint is written": {"at": (0, 5), "minutes": 5, "while_writing": True, "optimizer": "adam"},
     "with another optimiser": {"at": (1, 3), "minutes": 0, "while_writing": False, "optimizer": "sgd"},
+    "with natural gradients": {"at": (1, 3), "minutes": 0, "while_writing": False, "optimizer": "natural"},
 }
-SGD = {**SMALL, "optimizer": "sgd", "learning_rate": 0.01, "clip": 1.0}
+SETTINGS = {
+    "adam": SMALL,
+    "sgd": {**SMALL, "optimizer": "sgd", "learning_rate": 0.01, "clip": 1.0},
+    "natural": {**SMALL, "optimizer": "natural", "prior": "learned", "samples": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: root / str(number) for number, name in enumerate(SCENARIOS)}
     given = []
     for name, scenario in SCENARIOS.items():
-        settings = {**(SGD if scenario["optimizer"] == "sgd" else SMALL), "checkpoint_minutes": scenario["minutes"]}
+        settings = {**SETTINGS[scenario["optimizer"]], "checkpoint_minutes": scenario["minutes"]}
         where = {"at": scenario["at"], "while_writing": scenario["while_writing"]}
         given.append({"settings": settings, "out": str(folders[name]), **where})
     command = [sys.executable, "-c", KILLED, json.dumps(given)]
@@ -74,18 +79,21 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def whole_by_sgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "sgd"
-    train(configure(**SGD), folder, console=quiet)
-    return folder
+def undisturbed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every optimiser that nothing stopped."""
+    folders = {"adam": whole}
+    for name in ("sgd", "natural"):
+        folders[name] = tmp_path_factory.mktemp("runs") / name
+        train(configure(**SETTINGS[name]), folders[name], console=quiet)
+    return folders
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_killed_run_resumes_to_the_same_weights_bit_for_bit(
-    name: str, whole: Path, whole_by_sgd: Path, killed: dict[str, Path]
+    name: str, undisturbed: dict[str, Path], killed: dict[str, Path]
 ) -> None:
     out, scenario = killed[name], SCENARIOS[name]
-    reference = whole_by_sgd if scenario["optimizer"] == "sgd" else whole
+    reference = undisturbed[scenario["optimizer"]]
     if scenario["minutes"] == 0:
         assert Run.open(out).read_checkpoint("last")[1]["progress"] == {"epoch": 1, "batch": 4}
     resume(out, console=quiet)

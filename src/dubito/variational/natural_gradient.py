@@ -91,7 +91,10 @@ class NaturalGradient(Optimizer):
         steps: int | None = None,
         others: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     ) -> None:
-        rate = rate_for(10_000 if steps is None else steps) if hessian_rate is None else hessian_rate
+        steps = 10_000 if steps is None else steps
+        if steps < 1:
+            raise OptionError(f"steps is {steps}, but must be the number of steps of the training, at least 1.")
+        rate = rate_for(steps) if hessian_rate is None else hessian_rate
         _require_numbers(lr, num_data, temperature, momentum, hessian, rate)
         self._posteriors = _learning(model)
         self._scale = num_data / temperature
@@ -164,8 +167,7 @@ class NaturalGradient(Optimizer):
         torch._foreach_expm1_(slope)
         torch._foreach_div_(x, slope)
         torch._foreach_mul_(x, -self._scale)
-        variance = list(torch._foreach_mul(stds, stds))
-        torch._foreach_add_(x, torch._foreach_div(variance, spreads))
+        torch._foreach_add_(x, torch._foreach_div(torch._foreach_mul(stds, stds), spreads))
         # 1 + r x + (r x)^2 / 2 = ((1 + r x)^2 + 1) / 2 with x less 1
         rate = self.param_groups[0]["hessian_rate"]
         torch._foreach_mul_(x, rate)
@@ -173,10 +175,11 @@ class NaturalGradient(Optimizer):
         torch._foreach_mul_(x, x)
         torch._foreach_add_(x, 1)
         torch._foreach_mul_(x, 0.5)
-        torch._foreach_div_(variance, x)
-        for rho, std in zip(rhos, torch._foreach_sqrt(variance), strict=True):
+        torch._foreach_rsqrt_(x)
+        torch._foreach_mul_(stds, x)
+        for rho, std in zip(rhos, stds, strict=True):
             rho.copy_(inverse_softplus(std))
-        return variance
+        return list(torch._foreach_mul(stds, stds))
 
 
 def _learning(model: nn.Module) -> list[StdPosterior]:
