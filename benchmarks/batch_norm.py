@@ -1,6 +1,6 @@
 """Which statistics of batch norm suit draws of the weights? Measured on the validation images of a trained run.
 
-    python -m benchmarks.batch_norm RUN [--samples 8] [--images 1024] [--json FILE]
+    python -m benchmarks.batch_norm RUN [--samples 8] [--images 1024] [--validation 2000] [--json FILE]
 
 A Bayesian network with batch norm has running statistics that its training collected under draws. This compares, for
 the mean network and for draws: these; statistics at the posterior mean; statistics under many draws; and, for draws
@@ -36,13 +36,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     some = kept[torch.randperm(len(kept), generator=generator)[: options.images]]
     training = list(normalized(run, whole.images[some]).split(128))
+    held_out = held_out[: options.validation]
     inputs = normalized(run, whole.images[held_out])
     labels = whole.labels[held_out]
     rows = measure(network, training, inputs, labels, options.samples)
     for name, row in rows.items():
         print(f"{name:<44}" + "".join(f"{key} {value:<10.4f}" for key, value in row.items()))
     if options.json:
-        write_atomically(options.json, json.dumps({"samples": options.samples, "rows": rows}, indent=2) + "\n")
+        found = {"run": run.path.resolve().name, "samples": options.samples, "images": len(labels), "rows": rows}
+        write_atomically(options.json, json.dumps(found, indent=2) + "\n")
     return rows
 
 
@@ -51,6 +53,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="run folder of a Bayesian network with batch norm")
     parser.add_argument("--samples", type=int, default=8, help="draws (default: 8)")
     parser.add_argument("--images", type=int, default=1024, help="training images for statistics (default: 1024)")
+    parser.add_argument("--validation", type=int, default=2000, help="validation images (default: 2000)")
     parser.add_argument("--json", type=Path, help="file for the results")
     return parser.parse_args(arguments)
 

@@ -186,6 +186,19 @@ def test_validation_folders_are_used_for_validation(tmp_path: Path) -> None:
         load("digits", "validation")
 
 
+def test_files_in_the_format_of_a_phone_do_not_go_unnoticed(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 6, "b": 4})
+    assert "left out" not in open_dataset(tmp_path).describe_splits()
+    for name in ("a/1.HEIC", "a/deeper/2.heic", "b/notes", "b/.hidden.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert (
+        open_dataset(tmp_path)
+        .describe_splits()
+        .endswith("Files that are no images (png, jpg, bmp, gif, webp, tiff) are left out: 2 .heic, 1 notes.")
+    )
+
+
 def test_a_table_of_paths_and_labels_is_data(tmp_path: Path) -> None:
     class_folders(tmp_path, {"x": 10, "y": 10})
     rows = [(path.relative_to(tmp_path), "cat" if path.parent.name == "y" else "dog") for path in _sorted(tmp_path)]

@@ -213,7 +213,7 @@ def _announcement(config: TrainingConfig) -> Any:
             f"{kept:,} training and {held_out:,} validation images of {classes} classes, {_look(images)}; "
             f"{parameters:,} parameters."
         )
-        if uneven := _uneven(images.train_part):
+        if uneven := _uneven(images.train_part, config.class_weights):
             _say(uneven)
         if getattr(module.network, "left_fresh", []):
             fresh = ", ".join(module.network.left_fresh)
@@ -239,7 +239,7 @@ def _look(images: ImageData) -> str:
     return f"{data.size} x {data.size} pixels in {kind}{own}"
 
 
-def _uneven(part: Dataset) -> str:
+def _uneven(part: Dataset, weights: str) -> str:
     """A sentence about classes of very different numbers of images; empty if there are none."""
     import torch
 
@@ -247,9 +247,10 @@ def _uneven(part: Dataset) -> str:
     most, least = int(counts.argmax()), int(counts.argmin())
     if counts[most] < UNEVEN * counts[least]:
         return ""
+    remedy = {"none": "; --class-weights balanced gives each class the same weight"}.get(weights, "")
     return (
         f"The classes are uneven: {counts[most]:,} images of {part.class_names[most]}, {counts[least]:,} of "
-        f"{part.class_names[least]}; --class-weights balanced gives each class the same weight."
+        f"{part.class_names[least]}{remedy}."
     )
 
 

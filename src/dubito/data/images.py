@@ -130,8 +130,16 @@ def inspect_image(path: str | os.PathLike[str]) -> FileFacts:
 
 def is_image_file(path: Path, folder: Path) -> bool:
     """Whether a file below `folder` is an image by its ending, and not hidden."""
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden and path.is_file()
+    return path.suffix.lower() in IMAGE_SUFFIXES and not _hidden(path, folder) and path.is_file()
+
+
+def is_other_file(path: Path, folder: Path) -> bool:
+    """Whether a file below `folder` is no image by its ending, and not hidden."""
+    return path.suffix.lower() not in IMAGE_SUFFIXES and not _hidden(path, folder) and path.is_file()
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def resize_all(pixels: npt.NDArray[np.uint8], size: int, padding: int = 0, fit: Fit = "crop") -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito.data.images import is_image_file
+from dubito.data.images import is_image_file, is_other_file
 from dubito.data.registry import Split
 from dubito.data.splits import split_validation
 from dubito.errors import DataError
@@ -21,6 +22,9 @@ __all__ = ["TEST_FRACTION", "ClassFolders", "Listing", "PathTable", "PlainFolder
 
 TEST_FRACTION = 0.2
 """The share of images that become the test split of data that has none of its own."""
+
+OTHERS_SHOWN = 5
+"""Kinds of files beside the images that are named."""
 
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train",
@@ -115,6 +119,19 @@ class ClassFolders(Listing):
         if not paths:
             raise DataError(f"{root} holds no images; put some ({_SUFFIXES}) into a folder for each class.")
         return paths, torch.tensor(labels)
+
+    def describe(self) -> str:
+        """How the images are split, and which files are left out: a phone's own format would go unnoticed."""
+        roots = self._roots.values() or [self.place]
+        kinds: Counter[str] = Counter()
+        for folder in (folder for root in roots for folder in _class_folders(root)):
+            kinds.update(path.suffix.lower() or path.name for path in folder.rglob("*") if is_other_file(path, folder))
+        splits = super().describe()
+        if not kinds:
+            return splits
+        listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(OTHERS_SHOWN))
+        more = ", ..." if len(kinds) > OTHERS_SHOWN else ""
+        return f"{splits}\nFiles that are no images ({_SUFFIXES}) are left out: {listed}{more}."
 
 
 class PathTable(Listing):
