@@ -1,9 +1,9 @@
 """Which score tells unfamiliar images from familiar ones: AUROC, FPR95 and the share flagged at 1 % false alarms.
 
-    python -m benchmarks.ood RUN... --out results/ood.json
+    python -m benchmarks.ood RUN... --foreign PHOTOGRAPHS --out results/ood.json
 
 For each run: the test images of its own data set against those of others, against noise, and against its own test
-images corrupted. Novelty was chosen and fitted by the run's training without any of these; a run without novelty is
+images corrupted; --foreign names a folder of images of your own. Novelty was chosen and fitted by the run's training without any of these; a run without novelty is
 fitted first. The threshold of each score is its 99 % quantile on the run's validation images, so that the share of own
 test images that it flags is a measured rate of false alarms. Energy is that of the mean network.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     options = _options()
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
-    results = [measured(Run.open(path), options.images, options.samples) for path in options.runs]
+    results = [measured(Run.open(path), options.images, options.samples, options.foreign) for path in options.runs]
     if options.out:
         write_atomically(options.out, json.dumps(results, indent=1) + "\n")
         write_atomically(options.out.with_suffix(".md"), markdown(results) + "\n")
@@ -50,12 +50,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("runs", type=Path, nargs="+", help="run folders")
     parser.add_argument("--images", type=int, default=2000, help="images of each set")
     parser.add_argument("--samples", type=int, default=10, help="draws of each prediction")
+    parser.add_argument("--foreign", default=[], nargs="*", help="more data sets: folders of images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="also write the results as JSON, and the table beside it")
     return parser.parse_args()
 
 
-def measured(run: Run, count: int, samples: int) -> dict[str, Any]:
+def measured(run: Run, count: int, samples: int, foreign: Sequence[str] = ()) -> dict[str, Any]:
     """Every score on every set of images."""
     held_out = held_out_images([run])
     if run_novelty(run) is None:
@@ -68,7 +69,7 @@ def measured(run: Run, count: int, samples: int) -> dict[str, Any]:
     usual, familiar = scores(_some(held_out.images, 5000)), scores(own)
     thresholds = {name: float(values.quantile(1 - FALSE_ALARM)) for name, values in usual.items()}
     rows = []
-    for name, images in unfamiliar(run, own, count):
+    for name, images in unfamiliar(run, own, count, foreign):
         strange = scores(images)
         rows.append({"images": name, **{key: _row(familiar[key], strange[key], thresholds[key]) for key in SCORES}})
     return {
@@ -109,11 +110,11 @@ def scorer(predictor: Predictor, run: Run) -> Callable[[Tensor], dict[str, Tenso
     return scores
 
 
-def unfamiliar(run: Run, own: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
+def unfamiliar(run: Run, own: Tensor, count: int, foreign: Sequence[str] = ()) -> Iterator[tuple[str, Tensor]]:
     """Sets of images that the run knows nothing of, or only in part."""
-    for name in OTHERS:
+    for name in (*OTHERS, *foreign):
         if name != run.config.data:
-            yield name, _some(test_images(name, run, labelled=False).images, count)
+            yield Path(name).name, _some(test_images(name, run, labelled=False).images, count)
     generator = torch.Generator().manual_seed(0)
     yield "uniform noise", torch.randint(256, own.shape, dtype=torch.uint8, generator=generator)
     pixels = own / 255

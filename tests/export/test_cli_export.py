@@ -45,6 +45,7 @@ def test_prediction_needs_the_file_alone(dubito, digits_run: Path, digits_onnx: 
         assert row["truth"] == expected["truth"]
         for name in ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information", "p_7"):
             assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-3, abs=1e-5)
+        assert float(row["novelty"]) == pytest.approx(float(expected["novelty"]), abs=2e-3)  # standard deviations
 
 
 def test_a_calibrated_file_gives_calibrated_probabilities(dubito, digits_run: Path) -> None:
@@ -149,7 +150,7 @@ def test_outputs_of_a_wrong_shape_are_refused(dubito, digits_onnx: Path) -> None
     for name in OUTPUTS:
         model.graph.node.append(onnx.helper.make_node("Cast", ["images"], [name], to=onnx.TensorProto.FLOAT))
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    model.metadata_props.add(key="dubito", value=json.dumps(facts_of(digits_onnx)))
+    model.metadata_props.add(key="dubito", value=json.dumps({**facts_of(digits_onnx), "fitted": []}))
     onnx.save(model, "foreign.onnx")
     expected = "foreign.onnx cannot be used: its outputs do not have the shape of 10 classes.\n"
     assert dubito("predict", "foreign.onnx", "digits") == (1, "", expected)
@@ -165,6 +166,9 @@ def test_outputs_of_a_wrong_shape_are_refused(dubito, digits_onnx: Path) -> None
         ({"data.size": 64}, "it takes "),
         ({"samples": -1}, "samples makes no sense"),
         ({"data": None}, "its description is damaged"),
+        ({"fitted": ["conformal", "novelty"]}, "fitted makes no sense"),
+        ({"fitted": ["luck"]}, "fitted makes no sense"),
+        ({"coverage": -1}, "coverage makes no sense"),
         ({"data.channels": 2}, "channels is 2"),
         ({"data.channels": True}, "channels is True"),
         ({"data.padding": 16}, "padding is 16"),

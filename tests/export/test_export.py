@@ -115,15 +115,16 @@ def test_file_is_one_valid_model_that_says_what_it_is(digits_run: Path, digits_o
     model = onnx.load_from_string(content)
     onnx.checker.check_model(model, full_check=True)
     assert not any(tensor.external_data for tensor in model.graph.initializer)
-    assert [value.name for value in model.graph.output] == list(OUTPUTS)
+    assert [value.name for value in model.graph.output] == [*OUTPUTS, "novelty", "conformal"]
     facts = json.loads({entry.key: entry.value for entry in model.metadata_props}["dubito"])
     data = Run.open(digits_run).data
     assert (facts["what"], facts["samples"]) == ("draws", 10)
     assert facts["head"] == "softplus"
     assert DataDescription.of(facts["data"]) == data
     assert b".py" not in content  # no paths of the source code
-    # 62,000 weights of ten draws in four bytes each, and the operations
-    assert len(content) < 10 * 4 * 62_000 + 250_000
+    # 62,000 weights of ten draws in four bytes each, the operations, and twice what novelty keeps in two bytes
+    kept = (digits_run / "novelty.safetensors").stat().st_size
+    assert len(content) < 10 * 4 * 62_000 + 250_000 + 2 * kept
 
 
 def test_a_file_that_is_too_large_for_onnx_is_refused(tiny, data, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An exported file carries the rule of its run."""
+"""An exported file carries what was fitted: the rule of its run, its novelty and its conformal sets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito.errors import DataError
+from dubito.data import normalize
+from dubito.errors import DataError, OptionError
 from dubito.exporting import OnnxModel, export_bytes
 from dubito.exporting.description import Description, What
 from dubito.runs.run import DataDescription
+from dubito.runs.validation import Calibration
 
 
 def rule_for(prediction: dubito.Prediction) -> dubito.decisions.Rule:
@@ -48,3 +51,76 @@ def test_a_description_keeps_its_rule_and_refuses_a_damaged_one(data: DataDescri
     broken["rule"]["score"] = "luck"
     with pytest.raises(DataError, match="score makes no sense"):
         Description.from_json(json.dumps(broken))
+
+
+def fitted_predictor(network: nn.Module, data: DataDescription, samples: int) -> dubito.Predictor:
+    """A predictor with novelty, and a rule that accepts, reviews and refuses."""
+    pixels = torch.Generator().manual_seed(3)
+    familiar = torch.randint(100, (260, 1, 32, 32), dtype=torch.uint8, generator=pixels)
+    inputs = normalize(familiar, data.mean, data.std)
+    predictor = dubito.Predictor(network, samples)
+    predictor.fit_novelty(inputs[:130], inputs[130:])
+    prediction = predictor(inputs[130:])
+    predictor.rule = dubito.decisions.fit(prediction, prediction.label, review=0.5, false_alarm=0.2)
+    return predictor
+
+
+CALIBRATION = Calibration("", 9, 4, 0, 0.9, temperature=2.0, coverage=0.9, threshold=0.66, scores={}, quantiles={})
+
+
+@pytest.mark.parametrize("kind", ["bayesian", "dropout", "point"])
+def test_novelty_decisions_and_sets_of_a_file_are_those_of_the_predictor(
+    tiny: Callable[..., nn.Module], data: DataDescription, images: Callable[[int], Tensor], kind: str
+) -> None:
+    network = tiny(nn.Dropout(0.3), bayesian=kind == "bayesian", std=0.3)
+    network.draws_dropout = kind == "dropout"
+    predictor = fitted_predictor(network, data, 4)
+    options = {"samples": 4, "novelty": predictor.novelty, "calibration": CALIBRATION}
+    model = OnnxModel(export_bytes(network, data, rule=predictor.rule, **options))
+    assert model.description.fitted == ("novelty", "decision", "conformal")
+    generator = torch.Generator().manual_seed(5)
+    dark = torch.randint(100, (40, 1, 32, 32), dtype=torch.uint8, generator=generator)
+    for count in (1, 40):
+        pictures = torch.cat([dark, images(40)])[-count - 20 :]
+        expected = predictor(normalize(pictures, data.mean, data.std))
+        found, outputs = model.predict(pictures), model.run(pictures)
+        torch.testing.assert_close(found.novelty, expected.novelty, rtol=1e-3, atol=1e-3)
+        assert outputs["decision"].dtype == torch.int64
+        names = [("accept", "review", "unfamiliar")[number] for number in outputs["decision"].tolist()]
+        assert names == expected.decision.tolist() == found.decision.tolist()
+        assert found.reason.tolist() == expected.reason.tolist()
+        assert torch.equal(outputs["conformal"], 1 - expected.probs.double() <= 0.66)
+    assert set(names) == {"accept", "review", "unfamiliar"}
+    assert 0 < int(outputs["conformal"].sum()) < outputs["conformal"].numel()
+
+
+def test_sets_are_of_probabilities_as_they_are_in_a_calibrated_file(
+    tiny: Callable[..., nn.Module], data: DataDescription, images: Callable[[int], Tensor]
+) -> None:
+    network = tiny(bayesian=False)
+    plain = dubito.Predictor(network)(normalize(images(9), data.mean, data.std))
+    model = OnnxModel(export_bytes(network, data, temperature=2.0, calibration=CALIBRATION))
+    outputs = model.run(images(9))
+    assert torch.equal(outputs["conformal"], 1 - plain.probs.double() <= 0.66)
+    assert float((outputs["probabilities"] - plain.probs).abs().max()) > 0.01
+
+
+def test_thresholds_of_classes_decide_in_a_file(
+    tiny: Callable[..., nn.Module], data: DataDescription, images: Callable[[int], Tensor]
+) -> None:
+    network = tiny(bayesian=False)
+    prediction = dubito.Predictor(network)(normalize(images(60), data.mean, data.std))
+    rule = dubito.decisions.fit(prediction, prediction.label, review=0.3, per_class=True)
+    model = OnnxModel(export_bytes(network, data, rule=rule))
+    names = [("accept", "review")[number] for number in model.run(images(60))["decision"].tolist()]
+    assert names == rule(prediction).tolist()
+    assert len(set(names)) == 2
+
+
+def test_a_rule_that_needs_novelty_is_not_exported_without_it(
+    tiny: Callable[..., nn.Module], data: DataDescription
+) -> None:
+    network = tiny()
+    rule = fitted_predictor(network, data, 4).rule
+    with pytest.raises(OptionError, match="give novelty too"):
+        export_bytes(network, data, samples=4, rule=rule)

@@ -237,7 +237,7 @@ def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) ->
     )
     assert back.describe() == novelty.describe()
     images, _ = blobs(10, torch.Generator().manual_seed(3))
-    observed = fitted._reference().observed(images)
+    observed = fitted.reference().observed(images)
     torch.testing.assert_close(back(observed), fitted(images).novelty, atol=1e-5, rtol=1e-5)
     (tmp_path / "novelty.safetensors").write_bytes(b"no tensors")
     with pytest.raises(RunError, match="damaged"):
@@ -330,8 +330,7 @@ def test_features_are_the_mean_of_the_first_pair_of_draws_in_every_way_to_predic
 
 
 def test_a_prediction_by_draws_makes_no_pass_for_novelty(fitted: dubito.Predictor) -> None:
-    assert fitted._meter is not None
-    assert fitted._meter.draws is fitted._draws
+    assert fitted.measures_by_its_draws
     images, _ = blobs(30, torch.Generator().manual_seed(3))
     calls = []
     with pytest.MonkeyPatch.context() as patch:

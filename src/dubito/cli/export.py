@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from dubito.cli.predict import calibration_of, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
+
+if TYPE_CHECKING:
+    from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "export"]
 
@@ -23,8 +26,8 @@ EXAMPLES = examples(
     "dubito export runs/mnist --format torch --out mnist.pt2",
     "dubito predict mnist.onnx photos/",
     note="The file takes images as bytes (N, C, H, W), normalises them itself, and gives probabilities, aleatoric "
-    "and epistemic uncertainty, entropy and mutual information. It also holds the class names, and the rule "
-    "of dubito decide if there is one, by which dubito predict then decides.",
+    "and epistemic uncertainty, entropy and mutual information; also novelty, conformal sets, and the decisions of "
+    "dubito decide, where the run has them. It holds the class names too.",
 )
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
@@ -74,22 +77,40 @@ def export(
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
-    from dubito.decisions import find_rule
     from dubito.exporting import export as exported
     from dubito.runs.run import Run
 
     opened = Run.open(run)
     if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
-    temperature = calibration_of(opened, "--calibrated", checkpoint).temperature if calibrated else None
+    if calibrated:
+        calibration_of(opened, "--calibrated", checkpoint)  # which says so if there is none
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
-        # A rule is for the predictions that it was fitted to: not calibrated, and by draws, or by a network that has
-        # nothing to draw.
-        same = not calibrated and (what in (None, "draws") or opened.config.inference == "frequentist")
-        rule = find_rule(opened, checkpoint=checkpoint) if same else None
         try:
             network, draws = opened.load(checkpoint), samples or 10
-            exported(network, file, format=format, what=what, samples=draws, rule=rule, temperature=temperature)
+            # Rules and sets are for the predictions that they were fitted to: by draws, or by a network without any.
+            drawn = what in (None, "draws") or opened.config.inference == "frequentist"
+            fitted = _fitted(opened, checkpoint, drawn, calibrated)
+            exported(network, file, format=format, what=what, samples=draws, **fitted)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")
+
+
+def _fitted(run: Run, checkpoint: str, drawn: bool, calibrated: bool) -> dict[str, Any]:
+    """What was fitted for the weights of a checkpoint, as options of `dubito.export`."""
+    from dubito.decisions import find_rule
+    from dubito.prediction import Predictor
+
+    if checkpoint != "best":
+        return {}
+    calibration, novelty = run.find_calibration(), Predictor(run, 1, "mean").novelty
+    rule = find_rule(run, checkpoint=checkpoint) if drawn and not calibrated else None
+    if rule is not None and rule.needs_novelty and novelty is None:
+        rule = None
+    return {
+        "novelty": novelty,
+        "rule": rule,
+        "calibration": calibration if drawn else None,
+        "temperature": calibration.temperature if calibrated and calibration is not None else None,
+    }

@@ -105,10 +105,14 @@ class Rule:
         decisions[self._unfamiliar(prediction)] = UNFAMILIAR
         return decisions
 
+    @property
+    def needs_novelty(self) -> bool:
+        """Whether it looks at the novelty of images."""
+        return self.novelty_threshold is not None or self.score == "novelty"
+
     def suits(self, prediction: Prediction) -> bool:
         """Whether a prediction has the scores that the rule needs."""
-        needs_novelty = self.novelty_threshold is not None or self.score == "novelty"
-        return (not needs_novelty or prediction.novelty is not None) and has(prediction, self.score)
+        return (not self.needs_novelty or prediction.novelty is not None) and has(prediction, self.score)
 
     def reasons(self, predicted: Predicted) -> NDArray[np.str_]:
         """(N,) why each image has its decision, in a few words."""

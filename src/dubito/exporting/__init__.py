@@ -8,9 +8,9 @@
 The graph normalises the images itself. The file also holds the class names and how to read an image.
 """
 
-from dubito.exporting.description import Description, What
+from dubito.exporting.description import FITTED, Description, What
 from dubito.exporting.formats import Format, export, export_bytes
 from dubito.exporting.graph import OUTPUTS
 from dubito.exporting.onnx_model import OnnxModel
 
-__all__ = ["OUTPUTS", "Description", "Format", "OnnxModel", "What", "export", "export_bytes"]
+__all__ = ["FITTED", "OUTPUTS", "Description", "Format", "OnnxModel", "What", "export", "export_bytes"]

@@ -9,16 +9,18 @@ from enum import Enum
 from typing import Any
 
 from dubito import __version__
-from dubito.decisions import Rule
+from dubito.decisions import DECISIONS, Rule
 from dubito.errors import DataError
 from dubito.heads import HEADS
 from dubito.runs.description import DataDescription
 
-__all__ = ["KEY", "Description", "What"]
+__all__ = ["FITTED", "KEY", "Description", "What"]
 
 KEY = "dubito"
 """The name of the JSON in an ONNX file's metadata; in a .pt2 it is the file KEY.json."""
 FORMAT = 1
+FITTED = ("novelty", "decision", "conformal")
+"""The outputs that a graph has where they were fitted, after those of every graph, in this order."""
 
 
 class What(str, Enum):
@@ -40,6 +42,9 @@ class Description:
         samples: draws in the graph, with ``draws``.
         rule: what to do with a prediction, if that was fitted.
         temperature: by which the probabilities are calibrated; None if they are not.
+        fitted: which outputs the graph has besides those of every graph: novelty, decision, conformal.
+        novelty: how novelty is measured, in a sentence.
+        coverage: how often a conformal set is to hold the true class.
         version: of dubito.
     """
 
@@ -49,12 +54,16 @@ class Description:
     samples: int | None = None
     rule: Rule | None = None
     temperature: float | None = None
+    fitted: tuple[str, ...] = ()
+    novelty: str | None = None
+    coverage: float | None = None
     version: str = __version__
 
     def to_json(self) -> str:
         """The description as JSON."""
         rule = None if self.rule is None else json.loads(self.rule.to_json())
-        return json.dumps({"format": FORMAT, **asdict(replace(self, rule=None)), "rule": rule}, ensure_ascii=False)
+        own = {"format": FORMAT, **asdict(replace(self, rule=None)), "rule": rule, "decisions": DECISIONS}
+        return json.dumps(own, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Description:
@@ -65,11 +74,13 @@ class Description:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
                 )
-            content.setdefault("temperature", None)  # which earlier files do not have
+            # Earlier files do not have these.
+            content = {"temperature": None, "fitted": (), "novelty": None, "coverage": None} | content
             own = {field.name: content[field.name] for field in fields(cls) if field.name != "rule"}
             if content.get("rule") is not None:
                 own["rule"] = Rule.from_json(json.dumps(content["rule"]))
-            description = cls(**{**own, "what": What(own["what"]), "data": DataDescription.of(own["data"])})
+            own |= {"what": What(own["what"]), "data": DataDescription.of(own["data"]), "fitted": tuple(own["fitted"])}
+            description = cls(**own)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
@@ -89,6 +100,8 @@ class Description:
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
             "temperature": self.temperature is None or _is_positive(self.temperature),
+            "fitted": self.fitted == tuple(name for name in FITTED if name in self.fitted),
+            "coverage": self.coverage is None or _is_positive(self.coverage),
             "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
             "mean": _are_finite(data.mean, data.channels),
             "std": _are_finite(data.std, data.channels) and min(data.std) > 0,

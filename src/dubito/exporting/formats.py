@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from dubito.decisions import Rule
 from dubito.errors import DubitoError, OptionError, RunError, choose
 from dubito.exporting.description import KEY, Description, What
-from dubito.exporting.graph import OUTPUTS, PredictionGraph, make_graph
+from dubito.exporting.graph import OUTPUTS, Fitted, PredictionGraph, make_graph
 from dubito.exporting.onnx_model import OnnxModel
 from dubito.files import write_atomically
+from dubito.prediction.novelty import Novelty
 from dubito.runs.attached import data_of, require_data
 from dubito.runs.description import DataDescription
+from dubito.runs.validation import Calibration
 from dubito.saving import load
 
 __all__ = ["SUFFIXES", "Format", "export", "export_bytes"]
@@ -54,6 +56,8 @@ def export(
     samples: int = 10,
     rule: Rule | None = None,
     temperature: float | None = None,
+    novelty: Novelty | None = None,
+    calibration: Calibration | None = None,
 ) -> Path:
     """Write a network as one file that predicts as it does, without dubito, for images of the network's own size.
 
@@ -65,9 +69,11 @@ def export(
         what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
-        rule: kept with the file; `dubito predict` of the file then decides by it.
+        rule: one more output, `decision`; `dubito predict` of the file then decides by it, with reasons.
         temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
             ``run.calibration().temperature``. None leaves them as they are.
+        novelty: one more output, `novelty`; ``predictor.novelty`` once it was fitted.
+        calibration: one more output, `conformal`, the sets of classes; a run has it as ``run.calibration()``.
     """
     file = Path(out)
     kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
@@ -76,7 +82,7 @@ def export(
     kind = choose(Format, kinds[file.suffix.lower()] if format is None else format, "format")
     network = model if isinstance(model, nn.Module) else load(model)
     data = require_data(data_of(network), "exporting")
-    content = export_bytes(network, data, kind, what, samples, rule, temperature)
+    content = export_bytes(network, data, kind, what, samples, rule, temperature, novelty, calibration)
     write_atomically(file, content)
     return file
 
@@ -89,6 +95,8 @@ def export_bytes(
     samples: int = 10,
     rule: Rule | None = None,
     temperature: float | None = None,
+    novelty: Novelty | None = None,
+    calibration: Calibration | None = None,
 ) -> bytes:
     """The content of a file that predicts as the network does, without dubito.
 
@@ -99,16 +107,24 @@ def export_bytes(
         what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
             dropout), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
-        rule: kept with the file; :class:`OnnxModel` then decides by it.
-        temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
-            ``run.calibration().temperature``. None leaves them as they are.
+        rule, temperature, novelty, calibration: as in :func:`export`.
     """
     kind = choose(Format, format, "format")
-    graph = make_graph(network, data, what, samples, temperature)
-    samples_inside = graph.predictor.samples if graph.what is What.DRAWS else None
     if rule is not None and temperature is not None:
         raise OptionError("A rule is fitted to probabilities that are not calibrated: give rule or temperature.")
-    description = Description(graph.what, graph.head.name, data, samples_inside, rule, temperature)
+    fitted = Fitted(novelty, rule, calibration, temperature)
+    graph = make_graph(network, data, what, samples, fitted)
+    description = Description(
+        what=graph.what,
+        head=graph.head.name,
+        data=data,
+        samples=graph.predictor.samples if graph.what is What.DRAWS else None,
+        rule=rule,
+        temperature=temperature,
+        fitted=tuple(fitted.names()),
+        novelty=None if novelty is None else novelty.describe(),
+        coverage=None if calibration is None else calibration.coverage,
+    )
     wrong = description.mistake()
     if wrong:
         raise OptionError(f"The network cannot be exported: {wrong} in its data's description makes no sense.")
@@ -134,7 +150,7 @@ def _to_onnx(graph: PredictionGraph, description: Description) -> bytes:
     program = _program(graph, description)
     with _explained(graph, "ONNX"), _quiet():
         made = torch.onnx.export(
-            program, dynamo=True, input_names=["images"], output_names=list(OUTPUTS), verbose=False
+            program, dynamo=True, input_names=["images"], output_names=graph.outputs, verbose=False
         )
     assert made is not None
     model: Any = made.model_proto
@@ -190,9 +206,10 @@ def _require_same(graph: PredictionGraph, model: OnnxModel, description: Descrip
     for count in (1, 3):
         images = _images(description, count)
         found, expected = model.predict(images), graph.predictor(graph.prepare(images))
-        for name in OUTPUTS.values():
-            worst = float((getattr(found, name) - getattr(expected, name).cpu()).abs().max())
-            if not worst <= TOLERANCE:
+        for name in [*OUTPUTS.values(), *({"novelty"} & set(graph.outputs))]:
+            own = getattr(expected, name).cpu()
+            worst = float((getattr(found, name) - own).abs().max())
+            if not worst <= TOLERANCE * max(1.0, float(own.abs().max())):
                 raise RunError(
                     f"The ONNX model was not written: its {name} differs from the network's by {worst:.2g}, more than "
                     f"{TOLERANCE:g}; try format='torch'."

@@ -5,22 +5,27 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dubito.convert import deep_copy
 from dubito.data import channel_constants, standardize
+from dubito.decisions import SCORES, Rule
 from dubito.errors import OptionError, choose
-from dubito.exporting.description import What
-from dubito.heads.split import AnyPrediction, Prediction
+from dubito.exporting.description import FITTED, What
+from dubito.heads.split import Prediction
 from dubito.prediction import Ensemble, Predictor, drawn_dropout
 from dubito.prediction.calibrated import calibrate
 from dubito.prediction.moments import LOGITS, logit_moments
+from dubito.prediction.novelty import Novelty, Observed, Observer
 from dubito.runs.run import DataDescription
+from dubito.runs.validation import Calibration
 from dubito.variational.posterior import posteriors
 
-__all__ = ["OUTPUTS", "PredictionGraph", "make_graph"]
+__all__ = ["OUTPUTS", "Fitted", "PredictionGraph", "make_graph"]
 
 OUTPUTS = {
     "probabilities": "probs",
@@ -36,16 +41,38 @@ METHODS = {What.DRAWS: "weights", What.MOMENTS: "moments", What.MEAN: "mean"}
 """The method of :class:`dubito.Predictor` that a graph equals."""
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted for a network; None for what a graph is to do without.
+
+    Attributes:
+        novelty: how unlike the training images an image is.
+        rule: what to do with a prediction.
+        calibration: of a run; its threshold decides which classes are in a conformal set.
+        temperature: calibrates the probabilities that the graph gives. The others are about probabilities as they are.
+    """
+
+    novelty: Novelty | None = None
+    rule: Rule | None = None
+    calibration: Calibration | None = None
+    temperature: float | None = None
+
+    def names(self) -> list[str]:
+        """The outputs that this adds, in order."""
+        given = (self.novelty, self.rule, self.calibration)
+        return [name for name, part in zip(FITTED, given, strict=True) if part is not None]
+
+
 def make_graph(
     network: nn.Module,
     data: DataDescription,
     what: What | str | None,
     samples: int,
-    temperature: float | None = None,
+    fitted: Fitted | None = None,
 ) -> PredictionGraph:
     """The module to export for a network, which stays as it is.
 
-    `what` None means draws, or the mean if the network has nothing to draw. `temperature` calibrates the probabilities.
+    `what` None means draws, or the mean if the network has nothing to draw.
     """
     if isinstance(network, Ensemble):
         raise OptionError(f"The network is an {type(network).__name__} of several; export its members one by one.")
@@ -58,8 +85,16 @@ def make_graph(
             f"what is {kind.value!r}, but the network has nothing to draw: it is a point estimate, so export 'mean'."
         )
     graph = MomentsGraph if kind is What.MOMENTS else DrawsGraph
-    count, calibrated = samples if kind is What.DRAWS else 1, False if temperature is None else temperature
-    return graph(Predictor(network, count, METHODS[kind], calibrated=calibrated), network, data)
+    fitted = fitted or Fitted()
+    if fitted.rule is not None and fitted.rule.needs_novelty and fitted.novelty is None:
+        raise OptionError("The rule needs the novelty of an image, but none is exported: give novelty too.")
+    count, calibrated = (
+        samples if kind is What.DRAWS else 1,
+        False if fitted.temperature is None else fitted.temperature,
+    )
+    predictor = Predictor(network, count, METHODS[kind], calibrated=calibrated)
+    predictor.use(fitted.novelty, fitted.rule)
+    return graph(predictor, network, data, fitted)
 
 
 def _draws(network: nn.Module) -> bool:
@@ -68,22 +103,31 @@ def _draws(network: nn.Module) -> bool:
 
 
 class PredictionGraph(nn.Module, ABC):
-    """Images (N, C, H, W) of bytes to the tensors that `OUTPUTS` names.
+    """Images (N, C, H, W) of bytes to the tensors that `outputs` names.
 
     Attributes:
         networks: the networks that make the prediction.
+        observers: networks that make features alone, where the prediction has none for novelty.
         predictor: what the graph must agree with.
+        outputs: the names of what it gives.
     """
 
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, predictor: Predictor, networks: Sequence[nn.Module], data: DataDescription) -> None:
+    def __init__(
+        self, predictor: Predictor, networks: Sequence[nn.Module], data: DataDescription, fitted: Fitted
+    ) -> None:
         super().__init__()
         self.predictor = predictor
         self.head = predictor.head
         if not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but only classifiers can be exported.")
+        self.outputs = [*OUTPUTS, *fitted.names()]
+        self._fitted = fitted
+        self.score = None if fitted.novelty is None else deep_copy(fitted.novelty.score).cpu()
+        observers = self._observers(data) if fitted.novelty is not None else []
+        self.observers = nn.ModuleList(observers).cpu().eval().requires_grad_(False)
         self.networks = nn.ModuleList(networks).cpu().eval().requires_grad_(False)
         self.dtype = next((p.dtype for p in self.networks.parameters() if p.is_floating_point()), torch.float32)
         for name, constant in zip(("shift", "scale"), channel_constants(data.mean, data.std), strict=True):
@@ -99,43 +143,91 @@ class PredictionGraph(nn.Module, ABC):
         return standardize(images, self.shift, self.scale, self.dtype)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The prediction's tensors, in the order of `OUTPUTS`."""
-        prediction = self.predict(self.prepare(images))
+        """The prediction's tensors, in the order of `outputs`."""
+        inputs = self.prepare(images)
+        seen: list[Observed] = []
+        prediction = self.predict(inputs, seen)
+        if self.score is not None:
+            seen = seen or [observer(inputs) for observer in self.observers]
+            prediction = replace(prediction, novelty=self.score(Observed.mean(seen)))
+        found: dict[str, Tensor] = {}
+        if prediction.novelty is not None:
+            found["novelty"] = prediction.novelty.float()
+        if self._fitted.rule is not None:
+            found["decision"] = decision(self._fitted.rule, prediction)
+        if self._fitted.calibration is not None:
+            found["conformal"] = _conformal(self._fitted.calibration, prediction)
         if self.predictor.temperature is not None:
-            assert isinstance(prediction, Prediction)
             prediction = calibrate(prediction, self.predictor.temperature)
-        return tuple(getattr(prediction, name).float() for name in OUTPUTS.values())
+        return (*(getattr(prediction, name).float() for name in OUTPUTS.values()), *found.values())
 
     @abstractmethod
-    def predict(self, inputs: Tensor) -> AnyPrediction:
-        """The prediction of normalised images."""
+    def predict(self, inputs: Tensor, seen: list[Observed]) -> Prediction:
+        """The prediction of normalised images; `seen` gets the features that novelty needs, if it makes them."""
+
+    def _observers(self, data: DataDescription) -> list[nn.Module]:
+        """Networks that make the features for novelty."""
+        novelty = self._fitted.novelty
+        assert novelty is not None
+        return [Observer(network, novelty.layers) for network in self.predictor.reference().networks(_example(data))]
+
+
+def decision(rule: Rule, prediction: Prediction) -> Tensor:
+    """(N,) what `rule` does, as a number: 0 accept, 1 review, 2 unfamiliar."""
+    doubt = SCORES[rule.score](prediction)
+    assert doubt is not None
+    thresholds = torch.tensor(rule.thresholds, dtype=torch.float64)
+    decided = (~(doubt.double() <= (thresholds[prediction.label] if rule.per_class else thresholds))).long()
+    if rule.novelty_threshold is None:
+        return decided
+    assert prediction.novelty is not None
+    unfamiliar = (prediction.novelty.double() > rule.novelty_threshold).long()
+    return torch.maximum(decided, 2 * unfamiliar)
+
+
+def _conformal(calibration: Calibration, prediction: Prediction) -> Tensor:
+    """(N, C) whether a class is in the conformal set; without a threshold every class is."""
+    threshold = float("inf") if calibration.threshold is None else calibration.threshold
+    return 1 - prediction.probs.double() <= threshold
+
+
+def _example(data: DataDescription) -> Tensor:
+    return torch.zeros(1, data.channels, data.size, data.size)
 
 
 class DrawsGraph(PredictionGraph):
     """One plain network for each draw, or the single one of the mean: the networks of a predictor."""
 
-    def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription) -> None:
-        example = torch.zeros(1, data.channels, data.size, data.size, device=predictor.device)
-        super().__init__(predictor, predictor.networks(example), data)
+    def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription, fitted: Fitted) -> None:
+        super().__init__(predictor, predictor.networks(_example(data).to(predictor.device)), data, fitted)
+        if fitted.novelty is not None and predictor.measures_by_its_draws:
+            first = [Observer(network, fitted.novelty.layers) for network in self.networks[:2]]
+            self.networks, self.observers = nn.ModuleList([*first, *self.networks[2:]]), nn.ModuleList()
 
-    def predict(self, inputs: Tensor) -> AnyPrediction:
+    def predict(self, inputs: Tensor, seen: list[Observed]) -> Prediction:
         """One forward pass for each draw."""
+        outputs = []
+        for network in self.networks:
+            made = network(inputs)
+            if isinstance(made, Observed):
+                seen.append(made)
+            outputs.append(made.outputs if isinstance(made, Observed) else made)
         split = self.head.split()
-        split.update(torch.stack([network(inputs) for network in self.networks]))
-        return split.compute()
+        split.update(torch.stack(outputs))
+        return cast(Prediction, split.compute())
 
 
 class MomentsGraph(PredictionGraph):
     """Means and variances in one pass."""
 
-    def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription) -> None:
-        super().__init__(predictor, [deep_copy(network)], data)
+    def __init__(self, predictor: Predictor, network: nn.Module, data: DataDescription, fitted: Fitted) -> None:
+        super().__init__(predictor, [deep_copy(network)], data, fitted)
         for module in drawn_dropout(self.networks[0]):
             module.train()
 
-    def predict(self, inputs: Tensor) -> AnyPrediction:
+    def predict(self, inputs: Tensor, seen: list[Observed]) -> Prediction:
         """From propagated moments."""
         every = sys.maxsize if self.head.unit == "logit" else LOGITS
         split = self.head.split()
         split.update(logit_moments(self.networks[0], inputs, logits=every).points(self.predictor.samples))
-        return split.compute()
+        return cast(Prediction, split.compute())

@@ -19,6 +19,9 @@ from dubito.prediction import Prediction
 
 __all__ = ["OnnxModel"]
 
+PER_CLASS = ("probabilities", "aleatoric_per_class", "epistemic_per_class", "conformal")
+"""Outputs with a number for each class; the others have one for each image."""
+
 
 class OnnxModel:
     """A network that `dubito export` wrote as ONNX.
@@ -43,14 +46,25 @@ class OnnxModel:
         data, size = self.description.data, self.description.data.size
         inputs = [(i.name, i.type, list(i.shape[1:])) for i in self._session.get_inputs()]
         outputs = [output.name for output in self._session.get_outputs()]
-        if inputs != [("images", "tensor(uint8)", [data.channels, size, size])] or outputs != list(OUTPUTS):
+        expected = [*OUTPUTS, *self.description.fitted]
+        if inputs != [("images", "tensor(uint8)", [data.channels, size, size])] or outputs != expected:
             raise DataError(
                 f"{self.name} cannot be used: it takes {inputs} and gives {outputs}, which is not what its description "
                 "says; export it again."
             )
 
     def predict(self, images: Tensor) -> Prediction:
-        """The prediction of uint8 images (N, C, H, W), without any preparation."""
+        """The prediction of uint8 images (N, C, H, W), without any preparation; with a decision if there is a rule."""
+        values = self.run(images)
+        named: dict[str, Any] = {field: values[name] for name, field in OUTPUTS.items()}
+        for derived in ("aleatoric", "epistemic"):
+            del named[derived]
+        samples, rule = self.description.samples or 1, self.description.rule
+        prediction = Prediction(**named, novelty=values.get("novelty"), samples=samples)
+        return rule.apply(prediction) if rule is not None and rule.suits(prediction) else prediction
+
+    def run(self, images: Tensor) -> dict[str, Tensor]:
+        """Every output of the file by its name, for uint8 images (N, C, H, W)."""
         data, size = self.description.data, self.description.data.size
         if images.dtype is not torch.uint8 or images.shape[1:] != (data.channels, size, size):
             raise ShapeError(
@@ -61,16 +75,12 @@ class OnnxModel:
             outputs = self._session.run(None, {"images": images.numpy()})
         except Exception as error:  # whatever its graph does
             raise DataError(f"{self.name} cannot be run: {' '.join(str(error).split())}") from None
-        values: dict[str, Any] = dict(zip(OUTPUTS.values(), map(torch.from_numpy, outputs), strict=True))
-        shape = (len(images), len(data.class_names))
-        if any(values[n].shape != shape for n in ("probs", "aleatoric_per_class", "epistemic_per_class")) or any(
-            values[n].shape != shape[:1] for n in ("entropy", "mutual_information")
-        ):
-            raise DataError(f"{self.name} cannot be used: its outputs do not have the shape of {shape[1]} classes.")
-        for derived in ("aleatoric", "epistemic"):
-            del values[derived]
-        prediction, rule = Prediction(**values, samples=self.description.samples or 1), self.description.rule
-        return rule.apply(prediction) if rule is not None and rule.suits(prediction) else prediction
+        values = dict(zip([*OUTPUTS, *self.description.fitted], map(torch.from_numpy, outputs), strict=True))
+        classes, single = (len(images), len(data.class_names)), (len(images),)
+        shapes = {**dict.fromkeys(values, single), **dict.fromkeys(PER_CLASS, classes)}
+        if any(values[name].shape != shapes[name] for name in values):
+            raise DataError(f"{self.name} cannot be used: its outputs do not have the shape of {classes[1]} classes.")
+        return values
 
 
 def _session(content: str | os.PathLike[str] | bytes, name: str) -> Any:

@@ -239,7 +239,7 @@ class Predictor:
             raise OptionError(f"The network has the {self.head.name} head, but novelty is measured for classifiers.")
         training, apart = (None if given is None else self._labelled(given) for given in (batches, held_out))
         assert training is not None
-        draws = self._reference()
+        draws = self.reference()
         with torch.inference_mode(False), torch.no_grad():
             first = next(training, None)
             if first is None:
@@ -272,7 +272,7 @@ class Predictor:
             return
         novelty = Novelty.load(file, self.head)
         if novelty is not None and novelty.belongs_to(run.fingerprint(checkpoint)):
-            self._meter = Meter(self._reference(), novelty, self.device)
+            self._meter = Meter(self.reference(), novelty, self.device)
 
     def use_rule(self, run: Run, checkpoint: str = "best") -> None:
         """Decide as `dubito decide` fitted it for a run's weights; without effect if there is no rule for them, or if
@@ -297,14 +297,24 @@ class Predictor:
         novelty, rule = Path(folder) / FILE, Path(folder) / RULE
         if novelty.exists() and self.head.classifies:
             found = Novelty.load(novelty, self.head)
-            self._meter = None if found is None else Meter(self._reference(), found, self.device)
+            self._meter = None if found is None else Meter(self.reference(), found, self.device)
         if rule.exists() and self.method == METHOD:
             self.rule = Rule.load(rule)
 
-    def _reference(self) -> WeightDraws:
+    def use(self, novelty: Novelty | None, rule: Rule | None = None) -> None:
+        """Measure a novelty that was fitted for the same network, and decide by a rule."""
+        self._meter = None if novelty is None else Meter(self.reference(), novelty, self.device)
+        self.rule = rule
+
+    @property
+    def measures_by_its_draws(self) -> bool:
+        """Whether novelty comes from passes that a prediction makes anyway."""
+        return self._meter is not None and self._meter.draws is self._draws
+
+    def reference(self) -> WeightDraws:
         """The draws whose features novelty is measured in."""
         if self._members:
-            return self._members[0]._reference()
+            return self._members[0].reference()
         assert self._draws is not None
         return self._draws.reference()
 
@@ -319,9 +329,7 @@ class Predictor:
             if self._meter is None:
                 return self._predict_alone(batch)
             seen: list[Observed] = []
-            prediction = cast(
-                Prediction, self._predict_alone(batch, seen if self._meter.draws is self._draws else None)
-            )
+            prediction = cast(Prediction, self._predict_alone(batch, seen if self.measures_by_its_draws else None))
             return replace(prediction, novelty=self._meter(batch.to(self.device), seen))
 
     def _predict_alone(self, batch: Tensor, seen: list[Observed] | None = None) -> Any:
