@@ -3,9 +3,10 @@
     python -m benchmarks.ood RUN... --foreign PHOTOGRAPHS --out results/ood.json
 
 For each run: the test images of its own data set against those of others, against noise, and against its own test
-images corrupted; --foreign names a folder of images of your own. Novelty was chosen and fitted by the run's training without any of these; a run without novelty is
-fitted first. The threshold of each score is its 99 % quantile on the run's validation images, so that the share of own
-test images that it flags is a measured rate of false alarms. Energy is that of the mean network.
+images corrupted; --foreign names a folder of images of your own. Novelty was chosen and fitted by the run's training
+without any of these; a run without novelty is fitted first. The threshold of each score is its 99 % quantile on the
+run's validation images, so that the share of own test images that it flags is a measured rate of false alarms. Energy
+is that of the mean network.
 """
 
 from __future__ import annotations
