@@ -113,7 +113,7 @@ def test_a_second_ctrl_c_still_says_how_to_go_on(dubito, monkeypatch: pytest.Mon
 def test_two_processes_train_one_run_and_only_one_of_them_talks(tmp_path: Path) -> None:
     np.savez("few.npz", images=np.zeros((80, 32, 32), dtype=np.uint8), labels=np.arange(80) % 2)
     program = Path(sys.executable).with_name("dubito")
-    arguments = ["train", "--data", "few.npz", "--devices", "2", "--epochs", "1", *QUICK]
+    arguments = ["train", "--data", "few.npz", "--devices", "2", "--epochs", "1", "--optimizer", "natural", *QUICK]
     done = subprocess.run(
         [program, *arguments], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

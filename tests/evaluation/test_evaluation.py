@@ -14,6 +14,7 @@ import dubito
 from dubito.data import load, normalize, open_dataset, split_validation
 from dubito.errors import DataError, DubitoWarning, OptionError, RunError, ShapeError
 from dubito.evaluation import Evaluated, Evaluation, evaluate, metrics
+from dubito.evaluation.evaluating import _facts
 from dubito.evaluation.noise import noisy_batches
 from dubito.prediction import Predictor, pool
 from dubito.training import Run
@@ -102,6 +103,16 @@ def test_metrics_are_whole_and_plain_json(evaluation: Evaluation, other: str):
     assert settings["runs"][0]["model"] == "lenet5"
     assert settings["intervals_cover"] == "images and draws"
     assert 0 < evaluation.seconds["forward"] < evaluation.seconds["total"]
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_the_free_energy_is_that_of_the_epoch_whose_weights_are_evaluated(digits_run: Path, checkpoint: str):
+    run = Run.open(digits_run)
+    (facts,) = _facts([run], checkpoint)["runs"]
+    rows = run.metrics()
+    row = rows[-1] if checkpoint == "last" else rows[run.read_checkpoint("best")[1]["epoch"] - 1]
+    assert facts["kl_per_image"] == pytest.approx(row["kl"] / run.data.num_data)
+    assert facts["free_energy"] == pytest.approx(row["train_nll"] + facts["kl_per_image"])
 
 
 def test_other_images_have_no_labels_and_the_network_s_channels(evaluation: Evaluation, other: str):

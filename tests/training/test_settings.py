@@ -36,6 +36,23 @@ def test_narrow_networks_drop_fewer_units_unless_told_otherwise():
     assert configure(inference="dropout", dropout=0.3).dropout == 0.3
 
 
+def test_natural_gradients_have_defaults_of_their_own_in_every_preset_and_network() -> None:
+    for model in ("lenet5", "alexnet", "resnet20"):
+        config = configure(model=model, optimizer="natural")
+        assert (config.temperature, config.estimator, config.kl_schedule) == (1, "weight", "constant")
+        assert config.learning_rate > configure(model=model).learning_rate
+    assert configure(optimizer="natural", estimator="local", temperature=0.5).estimator == "local"
+
+
+def test_fine_tuning_is_by_natural_gradients_unless_that_cannot_be() -> None:
+    config = configure("finetune")
+    assert (config.optimizer, config.epochs, config.temperature, config.prior) == ("natural", 2, 1, "empirical")
+    assert configure("finetune", learning_rate=0.01).learning_rate == 0.01
+    for other in ({"optimizer": "adam"}, {"inference": "frequentist"}):
+        config = configure("finetune", **other)
+        assert (config.optimizer, config.epochs, config.learning_rate) == ("adam", 5, 3e-4)
+
+
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("epochs: 7\nlearning_rate: 1.0e-2\nprior: 0.5\n")
@@ -66,6 +83,9 @@ def test_every_network_of_the_registry_can_be_chosen(name: str) -> None:
         ({"warmup_epochs": math.inf}, r"warmup_epochs is inf, but must be finite"),
         ({"seed": 10**20}, r"seed is 100000000000000000000, but must be at most"),
         ({"validation_fraction": 1.0}, r"validation_fraction is 1.0"),
+        ({"hessian_rate": 2}, r"hessian_rate is 2.0, but must be at most 1"),
+        ({"optimizer": "natural", "inference": "dropout"}, r"natural, which learns posteriors, but inference is dropo"),
+        ({"optimizer": "natural", "preset": "paper"}, r"needs the posterior std, but posterior is alpha: add --poster"),
         ({"batch_size": 5, "devices": 2}, r"batch_size is 5, but must be a multiple of the 2 processes"),
     ],
 )

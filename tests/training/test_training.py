@@ -90,6 +90,28 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence_and_keeps_the_last_good
     assert all(t.isfinite().all() for t in tensors(out).values())
 
 
+def test_natural_gradients_that_diverge_name_what_to_lower_and_keep_the_last_good_checkpoint(tmp_path: Path) -> None:
+    class Poison(pl.Callback):
+        def on_after_backward(self, trainer: pl.Trainer, module: Classifier) -> None:
+            if module.sums.steps == 2 and trainer.current_epoch == 1:
+                module.network.linear7.weight_mean.grad[0, 0] = float("inf")
+
+    out = tmp_path / "diverged"
+    with pytest.raises(
+        NonFiniteError, match=r"lower the learning rate, .* or clip the gradient\. The last good"
+    ) as caught:
+        train(configure(**SMALL, optimizer="natural"), out, console=quiet, callbacks=[Poison()])
+    assert "\n" not in str(caught.value)
+    assert Run.open(out).read_checkpoint("last")[1]["progress"] == {"epoch": 1, "batch": 0}
+    assert all(t.isfinite().all() for t in tensors(out).values())
+
+
+def test_the_table_of_metrics_has_the_free_energy(whole: Path) -> None:
+    run = Run.open(whole)
+    for row in run.metrics():
+        assert row["free_energy"] == pytest.approx(row["train_nll"] + row["kl"] / run.data.num_data)
+
+
 def test_training_never_reads_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: DataSource) -> None:
         raise AssertionError("the test split was read")

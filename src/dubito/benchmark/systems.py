@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 
 from dubito.convert import to_bayesian
 from dubito.heads import attach_head, resolve_head
 from dubito.prediction import Predictor, predict
 from dubito.variational.elbo import ELBO
+from dubito.variational.natural_gradient import NaturalGradient
 
 __all__ = [
     "NUM_DATA",
@@ -27,6 +29,7 @@ __all__ = [
     "Frequentist",
     "LocalTraining",
     "MomentPrediction",
+    "NaturalTraining",
     "OneCallPrediction",
     "System",
     "WeightPrediction",
@@ -61,6 +64,10 @@ class System(ABC):
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """What a training step minimises."""
+
+    def optimizer(self) -> Optimizer:
+        """What takes the training steps."""
+        return Adam(self.network.parameters(), lr=1e-4, fused=True)
 
     def nll(self, images: Tensor, labels: Tensor) -> Tensor:
         """Mean negative log-likelihood of one draw."""
@@ -120,6 +127,20 @@ class WeightTraining(_Dubito):
     draws = False
 
 
+class NaturalTraining(WeightTraining):
+    """Training by natural gradients, with one draw of the weights for the whole batch."""
+
+    name = "dubito natural"
+
+    def optimizer(self) -> Optimizer:
+        """Natural gradients, which take the gradient of the likelihood alone."""
+        return NaturalGradient(self.network, lr=1e-4, num_data=NUM_DATA)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The likelihood."""
+        return self.nll(images, labels)
+
+
 class FlipoutTraining(_Dubito):
     """Training by flipout."""
 
@@ -159,7 +180,7 @@ class MomentPrediction(WeightPrediction):
     draws = False
 
 
-TRAINING: tuple[type[System], ...] = (LocalTraining, WeightTraining, FlipoutTraining)
+TRAINING: tuple[type[System], ...] = (LocalTraining, WeightTraining, FlipoutTraining, NaturalTraining)
 """The ways to train."""
 PREDICTION: tuple[type[System], ...] = (WeightPrediction, OneCallPrediction, MomentPrediction)
 """The ways to predict; how the network was trained makes no difference to them."""

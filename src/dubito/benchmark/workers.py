@@ -228,7 +228,7 @@ class _Workbench:
 
 
 def _training_step(system: System, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(system.network.parameters(), lr=1e-4, fused=True)
+    optimizer = system.optimizer()
 
     def step() -> None:
         optimizer.zero_grad()

@@ -262,6 +262,8 @@ def _headline(found: Evaluation) -> str:
     who = f"Ensemble of {len(found.runs)} runs" if len(found.runs) > 1 else str(found.runs[0].path)
     temperature = settings["temperature"]
     trained = f", trained at temperature {temperature:g}" if temperature is not None else ""
+    if len(settings["runs"]) == 1 and "free_energy" in (run := settings["runs"][0]):
+        trained += f" to a free energy of {run['free_energy']:.3f} nats an image, {run['kl_per_image']:.3f} of them KL"
     draws = found.test.prediction.samples
     scaled = f", probabilities calibrated with T = {found.test.temperature:.3f}" if found.test.temperature != 1 else ""
     return (

@@ -18,7 +18,7 @@ import typer
 from dubito.cli.failure import INTERRUPTED, Debug, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
-from dubito.runs.config import NARROW_NETWORKS, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
+from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
 
 if TYPE_CHECKING:
     from dubito.data import Dataset
@@ -101,7 +101,7 @@ def _option(metavar: str | None, help: str, default: str = "", panel: str | None
 
 def _defaults(name: str, default: Any) -> str:
     """The value of the preset `default`, and of other networks and presets where they differ."""
-    sources = {**NARROW_NETWORKS, **WIDER_NETWORKS, **PRESETS}
+    sources = {**NARROW_NETWORKS, **WIDER_NETWORKS, **PRESETS, "natural": NATURAL}
     others = {source: values[name] for source, values in sources.items() if values.get(name, default) != default}
     return "; ".join([_shown(default), *(f"{preset}: {_shown(value)}" for preset, value in others.items())])
 
@@ -272,6 +272,8 @@ def _summarize(run: Run) -> None:
             f"Best epoch {best['epoch']:.0f} of {len(rows)}: validation accuracy {best['val_accuracy']:.2%}, "
             f"NLL {best['val_nll']:.4f}, ECE {best['val_ece']:.4f}."
         )
+        if best["kl"]:
+            _say(f"Free energy, training NLL + KL / N: {best['free_energy']:.4f} nats an image.")
         first, last = (row["train_nll"] for row in (rows[0], rows[-1]))
         if last > 2 * first:
             _say(

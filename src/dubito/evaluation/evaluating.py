@@ -358,13 +358,26 @@ def _some(count: int, wanted: int | None, seed: int) -> Tensor:
 
 def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:
     """The settings of the runs that decide their results."""
-    names = ("model", "data", "inference", "head", "activation", "epochs", "batch_size", "learning_rate", "seed")
+    training = ("epochs", "batch_size", "optimizer", "learning_rate", "seed")
+    names = ("model", "data", "inference", "head", "activation", *training)
     bayesian = ("temperature", "prior", "estimator", "posterior", "kl_schedule")
     members = []
     for run in runs:
         own = (*names, *bayesian) if run.config.inference == "vi" else names
         facts: dict[str, Any] = {"run": run.path.resolve().name, **{name: getattr(run.config, name) for name in own}}
+        if run.config.inference == "vi":
+            facts.update(_free_energy(run, checkpoint))
         facts["weights"] = run.fingerprint(checkpoint)
         members.append(facts)
     temperatures = {facts.get("temperature") for facts in members}
     return {"temperature": temperatures.pop() if len(temperatures) == 1 else None, "runs": members}
+
+
+def _free_energy(run: Run, checkpoint: str) -> dict[str, float]:
+    """What training had reached with these weights: NLL + KL / N in nats an image, whatever its temperature."""
+    rows = [row for row in run.metrics() if {"train_nll", "kl"} <= row.keys()]
+    if not rows:
+        return {}
+    row = rows[-1] if checkpoint == "last" else min(rows, key=lambda row: row["val_nll"])
+    kl = row["kl"] / run.data.num_data
+    return {"train_nll": row["train_nll"], "kl_per_image": kl, "free_energy": row["train_nll"] + kl}

@@ -177,6 +177,11 @@ class TrainingConfig:
             raise OptionError(
                 f"optimizer is natural, which learns posteriors, but inference is {self.inference}, not vi."
             )
+        if self.optimizer == "natural" and self.posterior != "std":
+            raise OptionError(
+                f"optimizer is natural, which needs the posterior std, but posterior is {self.posterior}: add "
+                "--posterior std."
+            )
         self.given_class_weights  # noqa: B018  (refuses what is none)
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
@@ -266,22 +271,37 @@ PRESETS: dict[str, dict[str, Any]] = {
         "samples": 10,
         "validation_samples": 10,
     },
-    # A trained network goes on: few and small steps, posteriors that start narrow for the size of each layer's weights
-    # and pay only for what they change, and draws of weights, which are what predictions see.
+    # A trained network goes on: two epochs of natural gradients, posteriors that start narrow for the size of each
+    # layer's weights and pay only for what they change, and draws of weights, which are what predictions see.
     "finetune": {
-        "epochs": 5,
-        "learning_rate": 3e-4,
+        "epochs": 2,
+        "optimizer": "natural",
+        "learning_rate": 0.03,
         "centralize": False,
         "head": "softmax",
         "crop": 4,
         "estimator": "weight",
-        "relative_std": 0.05,
+        "relative_std": 0.1,
         "prior": "empirical",
-        "warmup_epochs": 1.0,
-        "temperature": 0.05,
+        "kl_schedule": "constant",
+        "temperature": 1.0,
     },
 }
 """Named settings; what a preset does not name has its default."""
+
+FINETUNE_OTHERWISE: dict[str, Any] = {
+    "epochs": 5,
+    "learning_rate": 3e-4,
+    "centralize": False,
+    "head": "softmax",
+    "crop": 4,
+    "estimator": "weight",
+    "relative_std": 0.05,
+    "prior": "empirical",
+    "warmup_epochs": 1.0,
+    "temperature": 0.05,
+}
+"""The preset ``finetune`` for other optimisers, and for networks without posteriors."""
 
 WIDER_NETWORKS: dict[str, dict[str, Any]] = {
     "alexnet": {"learning_rate": 1e-3, "temperature": 0.01, "clip": 3.0},
@@ -316,8 +336,8 @@ NATURAL: dict[str, Any] = {
     "temperature": 1.0,
     "clip": 0.0,
 }
-"""Where presets differ for the optimiser ``natural``: the true free energy from the first step, and draws of weights,
-which cost least."""
+"""Where other presets differ for the optimiser ``natural``: the true free energy from the first step, and draws of
+weights, which cost least."""
 
 NARROW_NETWORKS: dict[str, dict[str, Any]] = {"lenet5": {"dropout": 0.05}}
 """Where the preset ``default`` differs for MC dropout in narrow networks: half of six channels is too little to learn
@@ -344,9 +364,14 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
             of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(str(given.get("inference", "vi")), {})}
         if given.get("inference") == "dropout":
             of_model = {**of_model, **NARROW_NETWORKS.get(model, {})}
-    if {**PRESETS[preset], **given}.get("optimizer") == "natural":
+    named = PRESETS[preset]
+    if preset == "finetune":
+        wanted = {**named, "inference": "vi", **given}
+        if wanted["inference"] != "vi" or wanted["optimizer"] != "natural":
+            named = FINETUNE_OTHERWISE
+    elif given.get("optimizer") == "natural":
         of_model = {**of_model, **NATURAL}
-    merged = {**PRESETS[preset], **of_model, **begun, **given}
+    merged = {**named, **of_model, **begun, **given}
     known = {f.name: f for f in fields(TrainingConfig)}
     for name, value in merged.items():
         if name not in known:

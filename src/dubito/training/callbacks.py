@@ -126,7 +126,9 @@ class RunKeeper(pl.Callback):
             raise InterruptedTraining(f"Stopped after epoch {epoch}.")
 
     def _write_tables(self) -> None:
-        self.run.write_table("metrics.csv", self.rows)
+        num_data = self.run.data.num_data
+        rows = [{**row, "free_energy": row["train_nll"] + row["kl"] / num_data} for row in self.rows]
+        self.run.write_table("metrics.csv", rows)
         if self.trace:
             self.run.write_table("posterior.csv", self.trace)
 
