@@ -34,10 +34,15 @@ NETWORKS = {
     "plain": [*LITE, "--init", weights(), "--inference", "frequentist", "--epochs", "3"],
     "last": [
         *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", BODY),
-        *("--epochs", "2", "--relative-std", "0.5"),
+        *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.3", "--prior", "empirical"),
+        *("--epochs", "1", "--no-novelty"),
     ],
-    "all": [*LITE, "--init", "{runs}/plain", "--bayesian", "all", "--epochs", "1", "--learning-rate", "0.0001"],
-    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "2"],
+    "all": [
+        *(*LITE, "--init", "{runs}/plain", "--bayesian", "all"),
+        *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.05", "--prior", "empirical"),
+        *("--epochs", "1"),
+    ],
+    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "1", "--no-novelty"],
 }
 """The settings of each training. EfficientNet-Lite0 is fine-tuned from ImageNet's weights as it is (`plain`); from
 there its last layer, or all of it, becomes Bayesian. A Bayesian ResNet-18 starts from nothing."""
@@ -206,7 +211,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
                 "ood": {Path(place).name: _aurocs(found) for place, found in metrics["ood"].items()},
                 "calibrated": {key: metrics["temperature_scaling"]["after"][key] for key in ("nll", "ece")},
                 "images": {Path(key).name: count for key, count in metrics["settings"]["images"].items()},
-                "settings": NETWORKS[name][: NETWORKS[name].index("--batch-size")],
+                "settings": [Path(word).name if Path(word).is_absolute() else word for word in NETWORKS[name]],
                 "steps": steps[name],
             }
     return {"networks": networks}
