@@ -6,12 +6,14 @@
 
 Without --data a folder of synthetic photographs (500 x 375 pixels, JPEG) is made; where more are asked for than are
 drawn, they are hard links. Blocks of steps with loading and of steps on one batch in memory take turns in one process.
-The ratio is given twice: of wall-clock time, and of processor time of all threads, which a busy machine changes less.
+The ratio is given twice: of wall-clock time, and of processor time of all threads, which a busy machine changes less:
+it is what loading costs where every core is at work. With --out both go into a file, with every block.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -27,6 +29,7 @@ from torch import Tensor
 
 import dubito
 from dubito.benchmark.memory import peak
+from dubito.files import write_atomically
 from dubito.training import ImageData
 
 DRAWN = 64
@@ -42,7 +45,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="of a block")
-    parser.add_argument("--blocks", type=int, default=3, help="of each kind")
+    parser.add_argument("--blocks", type=int, default=5, help="of each kind")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = given.data or photographs(Path(made), given.images)
@@ -89,9 +93,20 @@ def compare(data: ImageData, given: argparse.Namespace) -> None:
     for kind, times in found.items():
         wall, processor = (statistics.median(column) for column in zip(*times, strict=True))
         print(f"  step {kind:<13} {1000 * wall:8.0f} ms, {1000 * processor:8.0f} ms of processor time")
-    for number, what in enumerate(("wall-clock", "processor")):
-        loading, memory = (statistics.median(time[number] for time in found[kind]) for kind in reversed(kinds))
-        print(f"  loading adds {loading / memory - 1:+.1%} of {what} time")
+    adds = {what: ratios(found, number) for number, what in enumerate(("wall-clock", "processor"))}
+    for what, each in adds.items():
+        spread = f"{min(each):+.1%} to {max(each):+.1%}"
+        print(f"  loading adds {statistics.median(each):+.1%} of {what} time (pairs of blocks: {spread})")
+    if given.out:
+        settings = {name: getattr(given, name) for name in ("model", "size", "batch_size", "workers", "steps")}
+        result = {**settings, "threads": torch.get_num_threads(), "seconds": found, "loading_adds": adds}
+        write_atomically(given.out, json.dumps(result, indent=1) + "\n")
+
+
+def ratios(found: dict[str, list[tuple[float, float]]], number: int) -> list[float]:
+    """What loading adds in each pair of neighbouring blocks, as a share."""
+    pairs = zip(found["with loading"], found["in memory"], strict=True)
+    return [loading[number] / memory[number] - 1 for loading, memory in pairs]
 
 
 def timed(block: Callable[[], None], steps: int) -> tuple[float, float]:
