@@ -31,7 +31,7 @@ from dubito.files import write_atomically
 LITE = ["--model", "examples.efficientnet_lite:lite0", "--preset", "finetune", "--batch-size", "32"]
 BODY = "_conv_stem,_bn0,_blocks,_conv_head,_bn1"
 NETWORKS = {
-    "plain": [*LITE, "--init", weights(), "--inference", "frequentist", "--epochs", "3"],
+    "plain": [*LITE, "--init", "{weights}", "--inference", "frequentist", "--epochs", "3"],
     "last": [
         *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", BODY),
         *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.3", "--prior", "empirical"),
@@ -66,10 +66,13 @@ def main() -> None:
             if step in options.steps:
                 measure(options, name, step, do)
     found = collect(options)
+    quality, cost = tables(found)
     if options.out:
         write_atomically(options.out, json.dumps(found, indent=1) + "\n")
-        write_atomically(options.out.with_suffix(".md"), tables(found))
-    print(tables(found))
+        write_atomically(options.out.with_suffix(".md"), f"{quality}\n\n{cost}\n")
+    if options.docs:
+        write_atomically(options.docs, with_tables(options.docs.read_text(encoding="utf-8"), found))
+    print(quality, cost, sep="\n\n")
 
 
 def _options() -> argparse.Namespace:
@@ -80,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--out", type=Path, help="file for the results; the tables go beside it")
+    parser.add_argument("--docs", type=Path, help="page whose tables to renew: docs/photographs.md")
     return parser.parse_args()
 
 
@@ -96,7 +100,7 @@ def measure(options: argparse.Namespace, name: str, step: str, do: Callable[...,
 
 def train(options: argparse.Namespace, name: str) -> dict[str, float]:
     """Train a network."""
-    settings = [word.format(runs=options.runs) for word in NETWORKS[name]]
+    settings = [weights() if word == "{weights}" else word.format(runs=options.runs) for word in NETWORKS[name]]
     return dubito("train", "--data", options.photos, *settings, *COMMON, "--out", options.runs / name)
 
 
@@ -211,7 +215,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
                 "ood": {Path(place).name: _aurocs(found) for place, found in metrics["ood"].items()},
                 "calibrated": {key: metrics["temperature_scaling"]["after"][key] for key in ("nll", "ece")},
                 "images": {Path(key).name: count for key, count in metrics["settings"]["images"].items()},
-                "settings": [Path(word).name if Path(word).is_absolute() else word for word in NETWORKS[name]],
+                "settings": NETWORKS[name],
                 "steps": steps[name],
             }
     return {"networks": networks}
@@ -221,7 +225,14 @@ def _aurocs(found: dict[str, Any]) -> dict[str, Any]:
     return {key: [found[key]["auroc"], *found[key]["auroc_interval"]] for key in SCORES if key in found}
 
 
-def tables(found: dict[str, Any]) -> str:
+def with_tables(page: str, found: dict[str, Any]) -> str:
+    """A page with today's tables between the marks of each."""
+    for name, table in zip(("quality", "cost"), tables(found), strict=True):
+        page = re.sub(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", page, flags=re.DOTALL)
+    return page
+
+
+def tables(found: dict[str, Any]) -> tuple[str, str]:
     """How good the networks are, and what each step takes."""
     networks = found["networks"]
     others = list(next(iter(networks.values()), {"ood": {}})["ood"])
@@ -237,7 +248,7 @@ def tables(found: dict[str, Any]) -> str:
     for step in STEPS:
         took = [networks[name]["steps"].get(step) for name in networks]
         cost.append(_row([step.replace("_onnx", " with ONNX"), *map(_cost, took)]))
-    return "\n".join([*quality, "", *cost]) + "\n"
+    return "\n".join(quality), "\n".join(cost)
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Intervals over images and draws: their parts, and how often they cover."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from dubito.errors import OptionError
 from dubito.evaluation import Evaluated
 from dubito.evaluation.bootstrap import Sampled
 from dubito.evaluation.intervals import Measurement, covering, measure, student_quantile, units_of
+from dubito.evaluation.statistics import Separations
 from dubito.evaluation.summary import measured
 
 
@@ -195,8 +197,8 @@ def test_the_same_seed_cancels_what_the_draws_have_in_common():
     draws, labels = network_with_draws(1)
     other = (draws.log() + 0.1 * torch.eye(4)[0]).softmax(2)
     one, two = (measured(evaluated(part, labels), 200, 0) for part in (draws, other))
-    paired = one.minus(two, same_draws=True).interval("epistemic")
-    unpaired = one.minus(two, same_draws=False).interval("epistemic")
+    paired = one.minus(two, same_draws=True).interval("epistemic/auroc")
+    unpaired = one.minus(two, same_draws=False).interval("epistemic/auroc")
     assert paired[1] - paired[0] < (unpaired[1] - unpaired[0]) / 2
     nothing = one.minus(one, same_draws=True)
     assert all(nothing.interval(name) == (0.0, 0.0) for name in nothing.names if nothing[name] == 0)
@@ -208,3 +210,19 @@ def test_variances_of_logits_have_intervals_over_images_alone():
     parts = found.influences[0].variances(found.names.index("epistemic"))
     assert parts.jackknife == pytest.approx(0, abs=1e-25)
     assert found.influences[0].variances(found.names.index("nll")).jackknife > 0
+
+
+def test_the_interval_of_an_area_stays_between_0_and_1_however_much_the_draws_differ() -> None:
+    def predicted(epistemic: list[float]) -> dubito.Prediction:
+        pairs = torch.tensor([[0.5 + doubt, 0.5 - doubt] for doubt in epistemic])
+        return dubito.decompose(torch.stack([pairs, pairs.flip(1)]))
+
+    sure, unsure = predicted([0.0, 0.1, 0.2]), predicted([0.3, 0.4])
+
+    def statistics(left_out: Sequence[int]) -> Separations:
+        return Separations(unsure, sure) if 0 in left_out else Separations(sure, unsure)
+
+    measurement = measure(statistics, [6], bootstrap=50)
+    assert measurement["epistemic/auroc"] == 1
+    low, high = measurement.interval("epistemic/auroc")
+    assert 0 <= low < high == 1

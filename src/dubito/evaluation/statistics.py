@@ -71,7 +71,7 @@ class Separations(Sampled):
             name: Ranking(torch.cat([score, others[name]]), positive)
             for name, score in metrics.uncertainties(own).items()
         }
-        self.names = list(self._rankings)
+        self.names = [f"{name}/auroc" for name in self._rankings]
 
     def values(self, weights: Tensor) -> Tensor:
         """(uncertainties, B) for weights (B, N)."""

@@ -118,7 +118,7 @@ def _separations(own: Evaluated, other: Evaluated, bootstrap: int, seed: int) ->
     found: dict[str, dict[str, Any]] = {}
     for name, score in scores.items():
         found[name] = metrics.separation(score, others[name])._asdict()
-        found[name]["auroc_interval"] = measurement.interval(name)
+        found[name]["auroc_interval"] = measurement.interval(f"{name}/auroc")
     return found
 
 
