@@ -63,6 +63,17 @@ def test_only_the_gradients_that_are_needed_are_made():
         given.grad = None
 
 
+@pytest.mark.parametrize("estimator", ["local", "weight"])
+def test_several_gradients_at_once_are_those_one_by_one(estimator):
+    layer = dubito.BayesConv2d(32, 32, 3, padding=1, estimator=estimator)
+    output = layer(torch.randn(2, 32, 2, 2)).square().sum()
+    alone = torch.autograd.grad(output, layer.parameters(), retain_graph=True)
+    factors = torch.tensor([1.0, -2.0])
+    many = torch.autograd.grad(output, layer.parameters(), factors, is_grads_batched=True)
+    for one, both in zip(alone, many, strict=True):
+        torch.testing.assert_close(both, torch.stack([one, -2 * one]), rtol=1e-4, atol=1e-3)
+
+
 def test_it_is_for_few_positions_of_many_channels_alone():
     plain, weight = Convolution(ONE, ONE, ONE), torch.empty(64, 128, 3, 3)
     assert applies(plain, torch.empty(1, 128, 2, 4), weight)

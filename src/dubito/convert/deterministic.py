@@ -55,7 +55,8 @@ def plain_network(module: nn.Module, *, inplace: bool = False, share: bool = Fal
     """
     network = module
     if not inplace:
-        kept: dict[int, object] = {id(q): q for q in posteriors(module).values()}
+        layers = [part for part in module.modules() if isinstance(part, BayesLayer)]
+        kept: dict[int, object] = {id(q): q for q in (*posteriors(module).values(), *(p.posteriors for p in layers))}
         if share:
             kept |= {id(p): p for p in module.parameters()}
         network = deep_copy(module, kept)

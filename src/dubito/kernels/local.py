@@ -65,7 +65,7 @@ class _Local(torch.autograd.Function):
         # Where the variance has its floor, its gradient is 0.
         torch.threshold_(deviation, math.sqrt(tiny) * (1 + 1e-6), math.inf)
         ctx.linear_map = linear_map
-        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, noise / deviation)
+        ctx.save_for_backward(x, mean, bias_mean, std, bias_std, torch.div(noise, deviation, out=deviation))
         return output
 
     @staticmethod
@@ -83,11 +83,11 @@ class _Local(torch.autograd.Function):
         needs = (need_x, need_mean, need_bias_mean)
         of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, needs)
         if of_x is not None and of_square is not None:
-            of_x = of_x.addcmul(of_square, x)
+            of_x.addcmul_(of_square, x)
         if of_std is not None:
-            of_std = of_std * std
+            of_std.mul_(std)
         if of_bias_std is not None:
-            of_bias_std = of_bias_std * bias_std
+            of_bias_std.mul_(bias_std)
         return None, of_x, of_mean, of_bias_mean, of_std, of_bias_std, None
 
 

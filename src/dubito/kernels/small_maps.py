@@ -56,27 +56,26 @@ class _SmallMaps(Convolution):
 
     def _weight_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         size, channels, *kernel = weight.shape
-        rows = gradient.permute(1, 2, 3, 0).contiguous()  # (out, H, W, N)
-        columns = x.permute(2, 3, 0, 1).contiguous()  # (H, W, N, in)
-        found = x.new_empty(*kernel, size, channels)
+        outputs, inputs = (tensor.permute(2, 3, 0, 1).contiguous() for tensor in (gradient, x))  # (H, W, N, channels)
+        found = []
         for cell in product(*map(range, kernel)):
-            (down_to, down_from), (right_to, right_from) = (
+            (down, down_from), (right, right_from) = (
                 self._reach(axis, place, x.shape[2 + axis], gradient.shape[2 + axis]) for axis, place in enumerate(cell)
             )
-            left = rows[:, down_to, right_to].reshape(size, -1)
-            torch.mm(left, columns[down_from, right_from].reshape(-1, channels), out=found[cell])
-        return found.permute(2, 3, 0, 1).contiguous()
+            left = outputs.narrow(0, *down).narrow(1, *right).reshape(-1, size).t()
+            found.append(left @ inputs[down_from, right_from].reshape(-1, channels))
+        return torch.stack(found).permute(1, 2, 0).reshape(weight.shape)
 
-    def _reach(self, axis: int, cell: int, inputs: int, outputs: int) -> tuple[slice, slice]:
-        """Positions of the output that a cell of the kernel leads to along an axis, and those of the input behind."""
+    def _reach(self, axis: int, cell: int, inputs: int, outputs: int) -> tuple[tuple[int, int], slice]:
+        """Where a cell of the kernel leads along an axis: start and number of outputs, and the inputs behind."""
         stride = self.stride[axis]
         shift = cell * self.dilation[axis] - self.padding[axis]  # output a comes from input a * stride + shift
         first = max(0, -(shift // stride))
         count = min(outputs, (inputs - 1 - shift) // stride + 1) - first
         if count <= 0:
-            return slice(0, 0), slice(0, 0)
+            return (0, 0), slice(0, 0)
         start = first * stride + shift
-        return slice(first, first + count), slice(start, start + (count - 1) * stride + 1, stride)
+        return (first, count), slice(start, start + (count - 1) * stride + 1, stride)
 
 
 class _Convolve(torch.autograd.Function):

@@ -77,7 +77,8 @@ class WeightDraws(Draws):
     def __init__(
         self, model: nn.Module, samples: int, seed: int, *, dropout: bool | None, memory: int, share: bool
     ) -> None:
-        found = list(posteriors(model).values())
+        self._names = {q: name for name, q in posteriors(model).items()}
+        found = list(self._names)
         self._drops_out = bool(drawn_dropout(model, dropout))
         self.samples = samples if found or self._drops_out else 1
         masks_alone = Sampling.INDEPENDENT if self._drops_out else Sampling.EXACT
@@ -87,10 +88,9 @@ class WeightDraws(Draws):
         network, slots = plain_network(model, share=share)
         fill(slots, {q: q.mean.detach() for q in found})  # stand-ins: some layers of torch keep lists of their weights
         self._prototype = (frozen(network, share), slots)
-        self._dropout = dropout
+        self._dropout, self._shares = dropout, share
         self._workers: Workers[_Worker] = Workers()
         self._look = FirstLook(model)
-        self._names = {q: name for name, q in posteriors(model).items()}
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
         self._layers: tuple[Layer, ...] = ()
         self._is_reference = not self._drops_out and (not found or (seed == 0 and samples > 1))
