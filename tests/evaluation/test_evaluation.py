@@ -227,11 +227,11 @@ def test_pooling_is_the_decomposition_of_all_draws():
 
 
 def test_an_ensemble_is_the_decomposition_of_its_members_draws(bayesian: Run, frequentist: Run):
-    found = evaluate([bayesian, frequentist], **QUICK)
+    found = evaluate([bayesian, frequentist], **{**QUICK, "samples": 6})  # three for each, of which a twin has one
     test = load("digits", "test")
     inputs = normalize(test.images, test.mean, test.std)
     together = dubito.ensemble([bayesian.load(), frequentist.load()])
-    assert_close(found.test.prediction, Predictor(together, 3, seed=0)(inputs))
+    assert_close(found.test.prediction, Predictor(together, 6, seed=0)(inputs))
     assert found.test.members == (3, 1)
     # Every member counts as much as any other, however many draws it has.
     drawn, single = (dubito.decompose(part) for part in found.test.draws.split([3, 1]))
@@ -357,7 +357,7 @@ def test_any_network_is_evaluated_on_batches(bayesian: Run, frequentist: Run, ev
         assert found.metrics[key] == pytest.approx(evaluation.metrics[key], rel=1e-4)
         assert found.metrics["intervals"][key] == pytest.approx(evaluation.metrics["intervals"][key], rel=1e-2)
     assert found.metrics["conformal"] is None
-    together = evaluate(dubito.ensemble([bayesian.load(), frequentist.load()]), batches, samples=3, bootstrap=50)
+    together = evaluate(dubito.ensemble([bayesian.load(), frequentist.load()]), batches, samples=6, bootstrap=50)
     assert together.test.members == (3, 1)
     for call in (
         lambda: evaluate(bayesian.load()),

@@ -19,7 +19,7 @@ from dubito.data import load, normalize
 from dubito.errors import OptionError, RunError, ShapeError
 from dubito.exporting import OUTPUTS, Description, OnnxModel, What, export_bytes
 from dubito.exporting.formats import _require_same
-from dubito.exporting.graph import METHODS, make_graph
+from dubito.exporting.graph import METHODS, Fitted, make_graph
 from dubito.prediction import Prediction
 from dubito.runs.run import DataDescription, Run
 
@@ -190,9 +190,30 @@ def test_point_estimates_have_nothing_to_draw(tiny, data, what: str) -> None:
         export_bytes(tiny(bayesian=False), data, what=what)
 
 
-def test_ensembles_are_exported_one_by_one(tiny, data) -> None:
-    with pytest.raises(OptionError, match="The network is an Ensemble of several; export its members one by one"):
-        export_bytes(dubito.ensemble([tiny(), tiny()]), data)
+@pytest.mark.parametrize("what", ["draws", "moments", "mean"])
+def test_graph_of_an_ensemble_is_the_mixture_of_its_members(tiny, data, images, what: str) -> None:
+    """Members with other heads, and one that has nothing to draw, count alike."""
+    network = dubito.ensemble([tiny(), tiny(head="softmax"), tiny(bayesian=False)])
+    predictor = dubito.Predictor(network, 12 if what == "draws" else 1, METHODS[What(what)], calibrated=1.5)
+    graph = make_graph(network, data, what, 12, Fitted(temperature=1.5))
+    for count in COUNTS:
+        expected = predictor(normalize(images(count), data.mean, data.std))
+        for name, tensor in zip(FIELDS, graph(images(count)), strict=True):
+            torch.testing.assert_close(tensor, getattr(expected, name), rtol=1e-4, atol=1e-6, msg=name)
+    assert float(expected.epistemic.max()) > 0
+
+
+def test_onnx_file_of_point_estimates_holds_every_member(tiny, data, images) -> None:
+    torch.manual_seed(0)
+    network = dubito.ensemble([tiny(bayesian=False), tiny(bayesian=False)])
+    with torch.no_grad():
+        for parameter in network.members[1].parameters():
+            parameter.mul_(1.5)
+    model = OnnxModel(export_bytes(network, data))
+    found = model.predict(images(3))
+    assert model.description.samples == 2
+    assert_same(found, dubito.Predictor(network)(normalize(images(3), data.mean, data.std)))
+    assert float(found.epistemic.max()) > 0
 
 
 def test_dropout_that_is_shared_is_drawn_under_all_its_names(data, images) -> None:

@@ -67,8 +67,8 @@ def test_ensemble_of_plain_networks_is_the_split_of_its_members():
 def test_every_member_counts_alike_however_many_draws_it_has():
     torch.manual_seed(0)
     plain, bayesian = nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)
-    prediction = dubito.predict(dubito.ensemble([plain, bayesian], head="softmax"), X, samples=50)
-    assert prediction.samples == 51
+    prediction = dubito.predict(dubito.ensemble([plain, bayesian], head="softmax"), X, samples=100)
+    assert prediction.samples == 51  # the draws are shared out: 50 for each, of which a plain network has one
     own = dubito.predict(bayesian, X, samples=4000, head="softmax")
     expected = (probs_of([plain])[0] + own.probs) / 2
     deviation = own.epistemic_per_class.sqrt() / 50**0.5
@@ -138,7 +138,7 @@ def test_members_draw_from_seeds_of_their_own():
     """Twice the same posterior: with the same noise the members would be the same, draw by draw."""
     layer = dubito.BayesLinear(4, 3, initial_std=0.5, dtype=torch.float64)
     x, samples = X.double(), 400
-    predictor = dubito.Predictor(dubito.ensemble([layer, layer], head="softmax"), samples)
+    predictor = dubito.Predictor(dubito.ensemble([layer, layer], head="softmax"), 2 * samples)
     first, second = predictor.draws(x).split(samples)
     alone = dubito.Predictor(layer, samples, head="softmax").draws(x)
     for one, other in ((first, second), (first, alone), (second, alone)):
@@ -147,11 +147,19 @@ def test_members_draw_from_seeds_of_their_own():
         assert correlation.abs().max() < 5 / (samples / 2) ** 0.5
 
 
+@pytest.mark.parametrize(("samples", "each"), [(1, 1), (3, 1), (4, 2), (10, 4)])
+def test_draws_are_shared_out_over_the_members_and_rounded_up(samples, each):
+    members = [dubito.BayesLinear(4, 3) for _ in range(3)]
+    predictor = dubito.Predictor(dubito.ensemble(members, head="softmax"), samples)
+    assert [member.samples for member in predictor.members] == [each] * 3
+    assert predictor(X).samples == 3 * each
+
+
 def test_draws_of_members_are_repeated_until_all_have_as_many():
     plain, bayesian = nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)
     both = dubito.ensemble([plain, bayesian], head="softmax")
     for method, samples in (("weights", 6), ("local", 6), ("moments", 64), ("mean", 1)):
-        predictor = dubito.Predictor(both, 6, method)
+        predictor = dubito.Predictor(both, 12, method)
         draws, prediction = predictor.draws(X), predictor(X)
         assert predictor.samples == prediction.samples == 1 + samples
         assert draws.shape == (2 * samples, 6, 3)
@@ -164,7 +172,7 @@ def test_draws_of_members_are_repeated_until_all_have_as_many():
 
 def test_networks_of_an_ensemble_are_those_of_its_members():
     members = [nn.Linear(4, 3), dubito.BayesLinear(4, 3, initial_std=0.5)]
-    predictor = dubito.Predictor(dubito.ensemble(members, head="softmax"), 4)
+    predictor = dubito.Predictor(dubito.ensemble(members, head="softmax"), 8)
     networks = predictor.networks()
     assert [type(network) for network in networks] == [nn.Linear] * 5
     draws = predictor.draws(X)

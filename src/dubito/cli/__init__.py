@@ -18,6 +18,7 @@ from dubito.cli import (
     compare,
     data,
     decide,
+    ensemble,
     evaluate,
     export,
     models,
@@ -76,6 +77,7 @@ app.command("decide", epilog=decide.EXAMPLES)(decide.decide)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command("ensemble", epilog=ensemble.EXAMPLES)(ensemble.ensemble)
 app.command("prune", epilog=prune.EXAMPLES)(prune.prune)
 app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)

@@ -260,6 +260,8 @@ def _headline(found: Evaluation) -> str:
     settings = found.metrics["settings"]
     what = ", ".join(dict.fromkeys(f"{run['inference']} {run['model']}" for run in settings["runs"]))
     who = f"Ensemble of {len(found.runs)} runs" if len(found.runs) > 1 else str(found.runs[0].path)
+    if len(found.runs) == 1 and found.runs[0].is_ensemble:
+        who += f", an ensemble of {len(found.members)}"
     temperature = settings["temperature"]
     trained = f", trained at temperature {temperature:g}" if temperature is not None else ""
     if len(settings["runs"]) == 1 and "free_energy" in (run := settings["runs"][0]):

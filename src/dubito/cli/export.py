@@ -81,7 +81,8 @@ def export(
     from dubito.runs.run import Run
 
     opened = Run.open(run)
-    if samples is not None and (what or ("mean" if opened.config.inference == "frequentist" else "draws")) != "draws":
+    single = opened.config.inference == "frequentist" and not opened.is_ensemble
+    if samples is not None and (what or ("mean" if single else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
     if calibrated:
         calibration_of(opened, "--calibrated", checkpoint)  # which says so if there is none

@@ -73,6 +73,11 @@ def prune(
         require_matplotlib()
     torch.set_flush_denormal(True)
     opened = Run.open(run)
+    if opened.is_ensemble:
+        raise OptionError(
+            f"{run} is an ensemble, but single networks are pruned: prune its members one by one, {run}/members/0 and "
+            "so on, and join them by `dubito ensemble`."
+        )
     network = opened.load(checkpoint)
     pruned(network, 0.0 if sparsity is None else sparsity)  # refuses what cannot be pruned before anything is read
     folder = out or run

@@ -30,6 +30,7 @@ EXAMPLES = examples(
     "dubito train --data digits --epochs 5 --out runs/first",
     "dubito train --data cifar10 --model alexnet --preset paper --seed 1",
     "dubito train --data photos/ --model resnet18 --preset finetune --init resnet18.safetensors",
+    "dubito train --data digits --members 3 --out runs/three",
     "dubito train --config settings.yaml --temperature 1",
     "dubito train --resume runs/first",
     note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly; --resume goes on as if "
@@ -131,7 +132,10 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
         refuse_existing(folder)
     source = open_dataset(config.data)  # reads nothing yet, but refuses what is none
     kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
-    _say(f"Training a {kind} {config.model} on {config.data} (preset {preset}, seed {config.seed}).")
+    what = (
+        f"a {kind} {config.model}" if config.members == 1 else f"an ensemble of {config.members} {kind} {config.model}"
+    )
+    _say(f"Training {what} on {config.data} (preset {preset}, seed {config.seed}).")
     if splits := source.describe_splits():
         _say(splits)
     if config.num_nodes > 1:
@@ -149,8 +153,8 @@ def _resume(folder: Path) -> None:
     from dubito import training
 
     run = training.Run.open(folder)
-    epochs = run.config.epochs
-    done = run.read_checkpoint("last")[1]["progress"]["epoch"] if run.has_checkpoint("last") else 0
+    epochs = run.config.epochs * run.config.members
+    done = _epochs_done(run)
     if done >= epochs and run.find_validation() is not None:
         _say(f"{folder} is finished: all of its {epochs} epochs are done, so there is nothing to resume.")
     else:
@@ -158,6 +162,14 @@ def _resume(folder: Path) -> None:
         _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {what}.")
         run = _ending_cleanly(folder, lambda: training.resume(folder, callbacks=[_announcement(run.config)]))
     _summarize(run)
+
+
+def _epochs_done(run: Run) -> int:
+    """Finished epochs, of all members of an ensemble together."""
+    from dubito.training.members import begun_members
+
+    trained = [member for member in begun_members(run) if member.has_checkpoint("last")]
+    return sum(int(member.read_checkpoint("last")[1]["progress"]["epoch"]) for member in trained)
 
 
 def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
@@ -201,10 +213,15 @@ def _short(model: str) -> str:
 
 
 def _announcement(config: TrainingConfig) -> Any:
-    """A callback that says what is trained on as soon as the data is read."""
+    """A callback that says what is trained on as soon as the data is read: once, for all members of an ensemble."""
     from pytorch_lightning.callbacks import LambdaCallback
 
+    said: list[bool] = []
+
     def announce(trainer: Any, module: Any) -> None:
+        if said:
+            return
+        said.append(True)
         images = trainer.datamodule
         kept, held_out = len(images.train_part), len(images.validation_part)
         parameters = sum(parameter.numel() for parameter in module.network.parameters())
@@ -265,11 +282,22 @@ def _warmup(config: TrainingConfig) -> str:
 def _summarize(run: Run) -> None:
     from dubito.evaluation.familiarity import run_novelty
 
-    rows = run.metrics()
+    for number, member in enumerate(run.members):
+        _summarize_epochs(member.metrics(), f"Member {number + 1}: " if run.is_ensemble else "")
+    if run.is_ensemble:
+        _say(_of_mixture(run))
+    if (novelty := run_novelty(run)) is not None:
+        _say(novelty.describe())
+    _say(f"The run is in {run.path}.")
+    _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
+
+
+def _summarize_epochs(rows: list[dict[str, float]], who: str) -> None:
+    """The best epoch of a network, and whether its loss has exploded."""
     if rows:
         best = min(rows, key=lambda row: row["val_nll"])
         _say(
-            f"Best epoch {best['epoch']:.0f} of {len(rows)}: validation accuracy {best['val_accuracy']:.2%}, "
+            f"{who}Best epoch {best['epoch']:.0f} of {len(rows)}: validation accuracy {best['val_accuracy']:.2%}, "
             f"NLL {best['val_nll']:.4f}, ECE {best['val_ece']:.4f}."
         )
         if best["kl"]:
@@ -280,10 +308,18 @@ def _summarize(run: Run) -> None:
                 f"The loss has exploded: the training NLL, {first:.4g} in the first epoch, is {last:.4g} in the last. "
                 "Try --clip 3 or a lower --learning-rate."
             )
-    if (novelty := run_novelty(run)) is not None:
-        _say(novelty.describe())
-    _say(f"The run is in {run.path}.")
-    _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
+
+
+def _of_mixture(run: Run) -> str:
+    """What the members of an ensemble reach together, by its validation record."""
+    from dubito.evaluation.metrics import calibration_error, nll
+
+    found = run.validation()
+    probs, labels = found.prediction.probs, found.labels
+    return (
+        f"Together, by {found.prediction.samples} draws: validation accuracy {found.calibration.accuracy:.2%}, "
+        f"NLL {nll(probs, labels):.4f}, ECE {calibration_error(probs, labels):.4f}."
+    )
 
 
 def _quoted(path: Path) -> str:

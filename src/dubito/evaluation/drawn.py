@@ -24,24 +24,34 @@ class Drawn:
     unit: str
 
 
-def draw(predictor: Predictor, batches: Iterable[Tensor]) -> Drawn:
-    """The draws of all batches, and their novelty where it was fitted.
+def draw(predictor: Predictor, batches: Iterable[Tensor]) -> list[Drawn]:
+    """The draws of all batches by each member of an ensemble, or by a single network, which is its own only member.
 
-    A head that splits logits is asked for its own prediction too.
+    Their novelty, where it was fitted, is the first member's. A head that splits logits is asked for its own prediction
+    too.
     """
-    unit = predictor.head.unit
-    draws, predictions, novelty = [], [], []
+    members = predictor.members
+    parts: list[list[tuple[Tensor, Prediction | None]]] = [[] for _ in members]
+    novelty = []
     for batch in batches:
         if (strange := predictor.measure_novelty(batch)) is not None:
             novelty.append(strange.cpu())
-        draws.append(predictor.draws(batch).float().cpu())
-        if unit != "probability":
-            predictions.append(predictor(batch).to("cpu"))
-    together, sampling = torch.cat(draws, 1), predictor.sampling
+        for found, member in zip(parts, members, strict=True):
+            own = None if member.head.unit == "probability" else member(batch).to("cpu")
+            found.append((member.draws(batch).float().cpu(), own))
+    made = [_drawn(member, found) for member, found in zip(members, parts, strict=True)]
+    if novelty:
+        made[0] = replace(made[0], prediction=replace(made[0].prediction, novelty=torch.cat(novelty)))
+    return made
+
+
+def _drawn(predictor: Predictor, parts: Sequence[tuple[Tensor, Prediction | None]]) -> Drawn:
+    together, sampling = torch.cat([draws for draws, _ in parts], 1), predictor.sampling
     if bool((together == together[:1]).all()):  # a network without anything to draw
         together, sampling = together[:1], "exact"
-    found = Prediction.cat(predictions) if predictions else decompose(together, sampling=sampling)
-    return Drawn(together, replace(found, novelty=torch.cat(novelty)) if novelty else found, unit)
+    own = [prediction for _, prediction in parts if prediction is not None]
+    found = Prediction.cat(own) if own else decompose(together, sampling=sampling)
+    return Drawn(together, found, predictor.head.unit)
 
 
 def joined(

@@ -6,6 +6,7 @@ of all members are draws of one predictive distribution, in which every member c
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from dubito.evaluation.images import held_out_images, own_test_images, place_of,
 from dubito.evaluation.noise import noise_level, noisy_batches
 from dubito.evaluation.summary import plain, summarize
 from dubito.evaluation.validating import NO_IMAGES, SAMPLES, SEED, recorded, validation_of
-from dubito.prediction import Ensemble, Predictor
+from dubito.prediction import Predictor
 from dubito.prediction.weights import seeds_of
 from dubito.progress import progress_bar
 from dubito.runs.attached import data_of
@@ -72,7 +73,7 @@ def evaluate(
         batches: for a module: pairs of inputs, as it takes them, and labels.
         validation: for a module: the same of images that its training has not seen, other than those of `batches`.
         data: another data set with the same classes, whose test images to use; None for the run's own.
-        samples: draws of each network.
+        samples: draws of the network; an ensemble shares them out over its members, see :class:`dubito.Predictor`.
         ood: data sets whose test images the network should find strange.
         noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
         noise_images: how many test images, chosen at random, get noise; None for all.
@@ -159,18 +160,15 @@ def _evaluate_module(
     watch = perf_counter()
     if isinstance(network, Predictor):
         options = replace(options, samples=network.samples, seed=network.seed)
-        predictors, described = network.members, network.data
+        predictor, described = network, network.data
     else:
-        members = list(network.members) if isinstance(network, Ensemble) else [network]
-        pairs = zip(members, _member_seeds(options.seed, len(members)), strict=True)
-        predictors = [_predictor(member.to(options.device), options, seed) for member, seed in pairs]
-        described = data_of(network)
-    drawn = [draw(predictor, inputs) for predictor in predictors]
+        predictor, described = _predictor(network.to(options.device), options, options.seed), data_of(network)
+    drawn = draw(predictor, inputs)
     test = joined("test", shown(inputs, described), labels, drawn)
     held_out = replace(test, images=NO_IMAGES)[:0]
     if validation is not None:
         inputs, labels = inputs_and_labels(validation)
-        drawn = [draw(predictor, inputs) for predictor in predictors]
+        drawn = draw(predictor, inputs)
         held_out = joined("validation", NO_IMAGES, labels, drawn)
     test, held_out = _calibrated({"test": test, "validation": held_out}, options).values()
     forward = perf_counter() - watch
@@ -233,8 +231,9 @@ class _Job:
     labelled: bool = True
 
 
-def _predictor(network: nn.Module, options: _Options, seed: int) -> Predictor:
-    return Predictor(network, options.samples, seed=seed, batch_size=options.batch_size)
+def _predictor(network: nn.Module, options: _Options, seed: int, members: int = 1) -> Predictor:
+    """The predictor of a network that is one of so many members."""
+    return Predictor(network, math.ceil(options.samples / members), seed=seed, batch_size=options.batch_size)
 
 
 def _member_seeds(seed: int, members: int) -> list[int]:
@@ -251,7 +250,7 @@ def _predict_jobs(
     total = len(runs) * sum(len(job.part) for job in jobs.values())
     with progress_bar("Evaluating", total, shown=options.progress) as advance:
         for run, seed in zip(runs, _member_seeds(options.seed, len(runs)), strict=True):
-            predictor = _predictor(run.load(checkpoint).to(options.device), options, seed)
+            predictor = _predictor(run.load(checkpoint).to(options.device), options, seed, len(runs))
             if len(runs) > 1 and predictor.head.unit != "probability":
                 raise OptionError(
                     f"{run.path} has the {predictor.head.name} head, whose uncertainties are those of logits: it "
@@ -262,7 +261,7 @@ def _predict_jobs(
                     began = perf_counter()
                     size = images_at_once(run.data.size, options.batch_size)
                     batches = noisy_batches(job.part.images, run, job.gamma, size, options.seed, advance)
-                    drawn[key].append(draw(predictor, batches))
+                    drawn[key] += draw(predictor, batches)
                     seconds += perf_counter() - began
     found = {}
     for key, job in jobs.items():
@@ -296,6 +295,8 @@ def _open(runs: Runs) -> tuple[Run, ...]:
     if not given:
         raise OptionError("There is no run to evaluate: give at least one.")
     opened = tuple(run if isinstance(run, Run) else Run.open(run) for run in given)
+    if len(opened) > 1:  # members of an ensemble among them count as much as any other
+        opened = tuple(member for run in opened for member in run.members)
     first = opened[0]
     for run in opened[1:]:
         same = run.config.data == first.config.data and run.data.class_names == first.data.class_names
@@ -344,7 +345,7 @@ def _calibrated(found: dict[str, Evaluated], options: _Options) -> dict[str, Eva
 def _warn_uncalibrated() -> None:
     warnings.warn(
         "The members of the ensemble held out no image in common, so it is not calibrated: train them with one "
-        "--seed, or a larger --validation-fraction.",
+        "--split-seed, or a larger --validation-fraction.",
         DubitoWarning,
         stacklevel=3,
     )

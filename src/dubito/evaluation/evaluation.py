@@ -47,6 +47,11 @@ class Evaluation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
+    def members(self) -> tuple[Run, ...]:
+        """The runs of single networks: all members of an ensemble, whether it is one run or several."""
+        return tuple(member for run in self.runs for member in run.members)
+
+    @property
     def is_current(self) -> bool:
         """Whether the runs still have the weights that were evaluated."""
         settings = self.metrics["settings"]

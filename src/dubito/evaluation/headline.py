@@ -37,13 +37,13 @@ def title_and_lead(evaluation: Evaluation, network: nn.Module | None = None) -> 
     if not evaluation.runs:
         title = "A predictor" if network is None else type(network).__name__
         return f"{title} for {len(evaluation.class_names)} classes", tested
-    run = evaluation.runs[0]
+    run = evaluation.members[0]
     config, rows = run.config, run.metrics()
     data = Path(config.data).stem if config.data.endswith(".npz") else Path(config.data).name
     kind, model = KINDS[config.inference], MODELS.get(config.model, config.model)
     title = f"{kind} {model} on {data}"
-    if len(evaluation.runs) > 1:
-        title = f"Ensemble of {len(evaluation.runs)}: {title}"
+    if len(evaluation.members) > 1:
+        title = f"Ensemble of {len(evaluation.members)}: {title}"
     facts = [
         f"Trained on {run.data.num_data:,} images of {len(evaluation.class_names)} classes",
         f"{len(rows)} of {config.epochs} epochs" if len(rows) != config.epochs else f"{config.epochs} epochs",

@@ -136,7 +136,7 @@ def _wrong(part: Evaluated) -> Tensor:
 
 
 def _training(evaluation: Evaluation) -> Iterator[Illustration]:
-    rows = evaluation.runs[0].metrics() if evaluation.runs else []
+    rows = evaluation.members[0].metrics() if evaluation.runs else []
     if not rows:
         return
     captions = {
@@ -366,7 +366,7 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
 
 def _traces(evaluation: Evaluation) -> Iterator[Illustration]:
     traces: dict[str, list[dict[str, Any]]] = {}
-    for row in evaluation.runs[0].posterior_trace() if evaluation.runs else []:
+    for row in evaluation.members[0].posterior_trace() if evaluation.runs else []:
         traces.setdefault(row["layer"], []).append(row)
     if not traces:
         return

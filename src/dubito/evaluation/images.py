@@ -62,7 +62,8 @@ def _listed(names: Sequence[str]) -> str:
 def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
     """The images that every run held out from its training, in the order of the data set: its own, if it has some.
 
-    `moved` is where the data may be found if it is not in its place any more.
+    Of an ensemble, those that every member held out. `moved` is where the data may be found if it is not in its place
+    any more.
     """
     source = runs[0].open_data(moved)
     own = source.validation()
@@ -70,9 +71,9 @@ def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
         return own
     whole = source.train()
     shared = torch.ones(len(whole), dtype=torch.bool)
-    for run in runs:
+    for member in (member for run in runs for member in run.members):
         mine = torch.zeros_like(shared)
-        mine[run.split(whole)[1]] = True
+        mine[member.split(whole)[1]] = True
         shared &= mine
     return whole.part(shared)
 

@@ -133,7 +133,7 @@ def write_report(
     `network` is the one whose posterior is shown; that of a run is known.
     """
     if evaluation.runs:
-        network = evaluation.runs[0].load(evaluation.metrics["settings"]["checkpoint"])
+        network = evaluation.members[0].load(evaluation.metrics["settings"]["checkpoint"])
     with torch.no_grad():
         drawn = _draw(evaluation, network, files=figures is not None)
         page = _page(evaluation, network, drawn)

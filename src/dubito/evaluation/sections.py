@@ -63,7 +63,7 @@ class Section:
 
 def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) -> list[Section]:
     """The sections that have anything to show; `shown` are the drawn figures of each."""
-    first = " Of the first member of the ensemble." if len(evaluation.runs) > 1 else ""
+    first = " Of the first member of the ensemble." if len(evaluation.members) > 1 else ""
     every = [
         Section("training", "Training", [f"How the network learned, epoch by epoch.{first}"], shown["training"]),
         Section(
@@ -256,7 +256,7 @@ def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
     """Why parts of the report are not there."""
     from dubito.evaluation.illustrations import chosen_images, has_epistemic, has_images
 
-    run = evaluation.runs[0] if evaluation.runs else None
+    run = evaluation.members[0] if evaluation.runs else None
     reasons = []
     if not evaluation.ood and run:
         reasons.append("No other data set was given (--ood NAME), so nothing is said about images of other kinds.")

@@ -66,7 +66,7 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
         predictor = Predictor(run, SAMPLES, seed=SEED)
         drawn = draw(predictor, noisy_batches(images, run, 0.0, images_at_once(run.data.size), SEED, advance))
-    part = joined(f"{held_out.name}/validation", images, labels, [drawn])
+    part = joined(f"{held_out.name}/validation", images, labels, drawn)
     made = record(part, weights)
     _keep(run, made)
     return made

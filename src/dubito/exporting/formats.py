@@ -66,8 +66,8 @@ def export(
         out: the file.
         format: ``onnx``, or ``torch`` for what `torch.export.load` reads; None goes by the ending of `out`, .onnx or
             .pt2.
-        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
-            dropout), and for the mean of any other.
+        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, MC
+            dropout, an ensemble), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
         rule: one more output, `decision`; `dubito predict` of the file then decides by it, with reasons.
         temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
@@ -104,8 +104,8 @@ def export_bytes(
         network: a classifier of images with a head of its own.
         data: class names, and how images are read and normalised; a run has it as ``run.data``.
         format: ``onnx``, or ``torch`` for what `torch.export.load` reads.
-        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, or MC
-            dropout), and for the mean of any other.
+        what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, MC
+            dropout, an ensemble), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
         rule, temperature, novelty, calibration: as in :func:`export`.
     """
@@ -194,7 +194,7 @@ def _tidy(model: Any) -> None:
 
 
 def _require_small(graph: PredictionGraph) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*graph.parameters(), *graph.buffers()))
     if size > LARGEST:
         raise OptionError(
             f"The weights of the file would take {size / 1e9:.1f} GB, but an ONNX file holds at most 2 GB: give fewer "
@@ -253,7 +253,7 @@ def _place(graph: PredictionGraph, error: BaseException) -> str:
             found = (names[id(running)], type(running).__name__)
         elif isinstance(node, torch.fx.Node):
             for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-                if inside := re.match(r"networks\.\d+\.(.+)", path):
+                if inside := re.match(r"(?:graphs\.\d+\.)*networks\.\d+\.(.+)", path):
                     found = (inside[1], str(getattr(kind, "__name__", kind)).rpartition(".")[2])
     return f"{found[0]!r} ({found[1]})" if found[0] else f"The network ({found[1]})"
 

@@ -17,7 +17,7 @@ from dubito.decisions import SCORES, Rule
 from dubito.errors import OptionError, choose
 from dubito.exporting.description import FITTED, What
 from dubito.heads.split import Prediction
-from dubito.prediction import Ensemble, Predictor, drawn_dropout
+from dubito.prediction import Ensemble, Predictor, drawn_dropout, pool
 from dubito.prediction.calibrated import calibrate
 from dubito.prediction.moments import LOGITS, logit_moments
 from dubito.prediction.novelty import Novelty, Observed, Observer
@@ -74,8 +74,6 @@ def make_graph(
 
     `what` None means draws, or the mean if the network has nothing to draw.
     """
-    if isinstance(network, Ensemble):
-        raise OptionError(f"The network is an {type(network).__name__} of several; export its members one by one.")
     if samples < 1:
         raise OptionError(f"samples is {samples}, but draws need at least 1.")
     draws = _draws(network)
@@ -84,7 +82,6 @@ def make_graph(
         raise OptionError(
             f"what is {kind.value!r}, but the network has nothing to draw: it is a point estimate, so export 'mean'."
         )
-    graph = MomentsGraph if kind is What.MOMENTS else DrawsGraph
     fitted = fitted or Fitted()
     if fitted.rule is not None and fitted.rule.needs_novelty and fitted.novelty is None:
         raise OptionError("The rule needs the novelty of an image, but none is exported: give novelty too.")
@@ -94,12 +91,21 @@ def make_graph(
     )
     predictor = Predictor(network, count, METHODS[kind], calibrated=calibrated)
     predictor.use(fitted.novelty, fitted.rule)
+    return _graph(predictor, network, data, fitted)
+
+
+def _graph(predictor: Predictor, network: nn.Module, data: DataDescription, fitted: Fitted) -> PredictionGraph:
+    """The graph that equals a predictor of the network; what was fitted belongs to an ensemble, not to its members."""
+    if isinstance(network, Ensemble):
+        pairs = zip(predictor.members, network.members, strict=True)
+        return EnsembleGraph(predictor, [_graph(own, member, data, Fitted()) for own, member in pairs], data, fitted)
+    graph = MomentsGraph if predictor.method == METHODS[What.MOMENTS] else DrawsGraph
     return graph(predictor, network, data, fitted)
 
 
 def _draws(network: nn.Module) -> bool:
-    """Whether two draws of the network can differ."""
-    return bool(drawn_dropout(network)) or bool(posteriors(network))
+    """Whether two draws of the network can differ; those of an ensemble are its members at least."""
+    return isinstance(network, Ensemble) or bool(drawn_dropout(network)) or bool(posteriors(network))
 
 
 class PredictionGraph(nn.Module, ABC):
@@ -231,3 +237,18 @@ class MomentsGraph(PredictionGraph):
         split = self.head.split()
         split.update(logit_moments(self.networks[0], inputs, logits=every).points(self.predictor.samples))
         return cast(Prediction, split.compute())
+
+
+class EnsembleGraph(PredictionGraph):
+    """The graphs of all members, which count alike."""
+
+    def __init__(
+        self, predictor: Predictor, graphs: Sequence[PredictionGraph], data: DataDescription, fitted: Fitted
+    ) -> None:
+        super().__init__(predictor, [network for graph in graphs for network in graph.networks], data, fitted)
+        self.graphs = nn.ModuleList(graphs)  # which share their networks with this one
+
+    def predict(self, inputs: Tensor, seen: list[Observed]) -> Prediction:
+        """The mixture of what the members predict."""
+        parts = [cast(PredictionGraph, graph).predict(inputs, []) for graph in self.graphs]
+        return pool(parts, [1.0] * len(parts))

@@ -21,6 +21,8 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
         predictions: of the same images and classes.
         weights: how much each counts; None for its number of draws, as if all had been decomposed at once.
 
+    Novelty is that of the first prediction that has it: an ensemble measures it in its first member.
+
     `epistemic_unbiased` takes the predictions for draws that are independent of each other, as the members of an
     ensemble are, which were trained apart: it is half the mean squared difference of draws of different members.
 
@@ -32,7 +34,7 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
     """
     if not predictions:
         raise OptionError("There are no predictions, but pooling needs at least 1.")
-    if len({part.probs.shape for part in predictions}) > 1:
+    if any(part.probs.shape != predictions[0].probs.shape for part in predictions[1:]):
         raise OptionError("The predictions are not of the same images and classes, so they cannot be pooled.")
     if len(predictions) == 1:
         return predictions[0]
@@ -62,6 +64,7 @@ def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = No
         mutual_information=(entropy - expected).clamp_min(0),
         samples=sum(part.samples for part in predictions),
         epistemic_unbiased_per_class=unbiased,
+        novelty=next((part.novelty for part in predictions if part.novelty is not None), None),
         **matrices,
     )
 

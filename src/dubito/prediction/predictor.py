@@ -62,7 +62,8 @@ class Predictor:
 
     Args:
         model: any module whose outputs have a class axis 1, an ensemble, a run or its folder.
-        samples: draws of the network; of an ensemble, draws of each member.
+        samples: draws of the network. An ensemble shares them out over its members: each gets the same number, rounded
+            up, and a seed of its own. Of a network that has nothing to draw there is one draw.
         method: ``weights``, draws of the posterior itself, in antithetic pairs, the same for every image.
             ``local``: draws of activations by the local reparameterisation trick; it treats the positions of a
             convolution as independent and so finds less epistemic uncertainty. ``moments``: means and variances in one
@@ -124,8 +125,9 @@ class Predictor:
             self.head = resolve_head(model)
             inherited = True if getattr(model, "draws_dropout", False) else dropout
             options: dict[str, Any] = {"dropout": inherited, "covariance": covariance, "_share": _share}
+            share = math.ceil(samples / len(model.members))
             self._members = [
-                Predictor(part, samples, method, number, head=own, memory=memory // len(model.members), **options)
+                Predictor(part, share, method, number, head=own, memory=memory // len(model.members), **options)
                 for part, own, number in zip(
                     model.members, model.heads_for(head), seeds_of(seed, len(model.members)), strict=True
                 )
@@ -253,7 +255,7 @@ class Predictor:
             def observe(images: Tensor) -> Observed:
                 return draws.observed(images.to(self.device))
 
-            fitted = fit(observe, layers, self.head, chain([first], training), apart, seed, numbers)
+            fitted = fit(observe, layers, self._reference_head, chain([first], training), apart, seed, numbers)
         fitted = replace(fitted, notes={**(fitted.notes or {}), "weights": weights})
         self._meter = Meter(draws, fitted, self.device)
         return fitted
@@ -270,7 +272,7 @@ class Predictor:
         file = run.path / FILE
         if not file.exists() or not self.head.classifies:
             return
-        novelty = Novelty.load(file, self.head)
+        novelty = Novelty.load(file, self._reference_head)
         if novelty is not None and novelty.belongs_to(run.fingerprint(checkpoint)):
             self._meter = Meter(self.reference(), novelty, self.device)
 
@@ -296,7 +298,7 @@ class Predictor:
 
         novelty, rule = Path(folder) / FILE, Path(folder) / RULE
         if novelty.exists() and self.head.classifies:
-            found = Novelty.load(novelty, self.head)
+            found = Novelty.load(novelty, self._reference_head)
             self._meter = None if found is None else Meter(self.reference(), found, self.device)
         if rule.exists() and self.method == METHOD:
             self.rule = Rule.load(rule)
@@ -317,6 +319,11 @@ class Predictor:
             return self._members[0].reference()
         assert self._draws is not None
         return self._draws.reference()
+
+    @property
+    def _reference_head(self) -> Head:
+        """The head of the network that novelty is measured in."""
+        return self._members[0]._reference_head if self._members else self.head
 
     def _labelled(self, given: Iterable[Any] | Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches with their labels, where there are any."""

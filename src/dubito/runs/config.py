@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +52,9 @@ class TrainingConfig:
     workers: int = _setting(2, "Threads that read images from disk.")
     inference: Literal["vi", "frequentist", "dropout"] = _setting(
         "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
+    )
+    members: int = _setting(
+        1, "Networks to train, one after the other with seeds SEED, SEED + 1, ...; they predict as one, an ensemble."
     )
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in a step, over all processes together.")
@@ -127,6 +130,9 @@ class TrainingConfig:
     validation_samples: int = _setting(5, "Draws of the network for each validation.")
     novelty: bool = _setting(True, "Learn what training images look like, to tell when an image is unlike them.")
     seed: int = _setting(0, "Random seed of initialisation, split, order, augmentation and noise.")
+    split_seed: int = _setting(
+        -1, "Random seed of the split into training and validation images alone; -1 takes --seed."
+    )
     devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
     num_nodes: int = _setting(1, "Machines.")
     accelerator: str = _setting("auto", "auto, cpu, gpu or mps.")
@@ -138,6 +144,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         at_least = {
+            "members": 1,
             "epochs": 1,
             "batch_size": 1,
             "samples": 1,
@@ -154,6 +161,7 @@ class TrainingConfig:
             "temperature": 0,
             "warmup_epochs": 0,
             "seed": 0,
+            "split_seed": -1,
             "checkpoint_minutes": 0,
         }
         for name, least in at_least.items():
@@ -165,8 +173,9 @@ class TrainingConfig:
         for name in ("temperature", "warmup_epochs", "l2", "clip", "relative_std", "checkpoint_minutes"):
             if not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be finite.")
-        if self.seed > LARGEST_SEED:
-            raise OptionError(f"seed is {self.seed}, but must be at most {LARGEST_SEED}.")
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) > LARGEST_SEED:
+                raise OptionError(f"{name} is {getattr(self, name)}, but must be at most {LARGEST_SEED}.")
         if not 0 < self.validation_fraction < 1:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
         if not 0 <= self.label_smoothing <= 1:
@@ -186,6 +195,35 @@ class TrainingConfig:
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
             raise OptionError(f"batch_size is {self.batch_size}, but must be a multiple of the {processes} processes.")
+        if self.members > 1:
+            self._check_ensemble(processes)
+
+    def _check_ensemble(self, processes: int) -> None:
+        if processes > 1:
+            raise OptionError(
+                f"members is {self.members}, but only one process trains an ensemble: train its members as runs of "
+                "their own, with one split_seed, and join them by `dubito ensemble`."
+            )
+        if self.splits_logits:
+            raise OptionError(
+                f"members is {self.members}, but the head is {self.head}, whose uncertainties are those of logits: "
+                "members of an ensemble need softplus or softmax."
+            )
+        self.member(self.members - 1)  # refuses seeds that are too large
+
+    def member(self, number: int) -> TrainingConfig:
+        """The settings of one member of the ensemble: a seed of its own, the same validation images for all.
+
+        >>> second = TrainingConfig(members=3, seed=5).member(1)
+        >>> second.members, second.seed, second.seed_of_split
+        (1, 6, 5)
+        """
+        return replace(self, members=1, seed=self.seed + number, split_seed=self.seed_of_split)
+
+    @property
+    def seed_of_split(self) -> int:
+        """What decides which training images are held out for validation."""
+        return self.seed if self.split_seed < 0 else self.split_seed
 
     def to_dict(self) -> dict[str, Any]:
         """The settings by name."""

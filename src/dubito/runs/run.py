@@ -10,6 +10,7 @@
     last.safetensors   network, optimiser and progress: what `dubito train --resume` continues from
     validation.safetensors, calibration.json   the validation record; see :mod:`dubito.runs.validation`
     decision.json      the rule that `dubito decide` fitted: which predictions to accept
+    members/0, 1, ...  of an ensemble: the run of each member, with its weights and metrics
 
 Every file is written beside its place and then moved there, so that a run killed at any moment is whole. Weights are
 safetensors: nothing is ever unpickled.
@@ -47,6 +48,8 @@ NETWORK = "network."
 """The prefix of the network's tensors in a checkpoint."""
 VALIDATION, CALIBRATION = "validation", "calibration.json"
 """The two files of the validation record."""
+MEMBERS = "members"
+"""The folder of an ensemble's members."""
 
 
 class Run:
@@ -63,6 +66,10 @@ class Run:
     def create(self) -> None:
         """Make the folder, with configuration and environment; a folder that is not empty is refused."""
         refuse_existing(self.path)
+        self.write_settings()
+
+    def write_settings(self) -> None:
+        """Write environment and configuration; the latter last, so that a folder that has it is a run."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         if self.config.model.startswith("hf:"):
@@ -93,6 +100,29 @@ class Run:
             raise RunError(f"{file} is not a run's configuration: it lacks {error}.") from None
         except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
             raise RunError(f"{file} is not a run's configuration ({' '.join(str(error).split())}).") from None
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether the run has members, which have the weights."""
+        return self.config.members > 1
+
+    def member_path(self, number: int) -> Path:
+        """The folder of an ensemble's member."""
+        return self.path / MEMBERS / str(number)
+
+    @property
+    def members(self) -> tuple[Run, ...]:
+        """The runs of an ensemble's members, in their order; a single network is its own only member."""
+        if not self.is_ensemble:
+            return (self,)
+        paths = [self.member_path(number) for number in range(self.config.members)]
+        begun = sum((path / "config.yaml").exists() for path in paths)
+        if begun < len(paths):
+            raise RunError(
+                f"{self.path} is an ensemble of {len(paths)}, of which only {begun} have begun to train: "
+                f"`dubito train --resume {self.path}` goes on."
+            )
+        return tuple(Run.open(path) for path in paths)
 
     def write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a CSV file with these rows."""
@@ -138,6 +168,8 @@ class Run:
         from dubito.convert.pruning import unpack
 
         file = self.path / f"{name}.safetensors"
+        if not file.exists() and self.is_ensemble:
+            raise RunError(f"{self.path} is an ensemble: its weights are those of its members, in {MEMBERS}.")
         if not file.exists():
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
         if not os.access(file, os.R_OK):
@@ -168,7 +200,7 @@ class Run:
         A RunError says if the data set has changed since. `moved` is as in `open_data`.
         """
         source = self.open_data(moved)
-        trained, held_out = source.parts(self.config.validation_fraction, self.config.seed)
+        trained, held_out = source.parts(self.config.validation_fraction, self.config.seed_of_split)
         if len(trained) != self.data.num_data or source.class_names != self.data.class_names:
             raise RunError(
                 f"{source.name} has changed since {self.path} was trained on it: the held-out images are unknown."
@@ -183,7 +215,7 @@ class Run:
         """
         from dubito.data import split_validation
 
-        kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed)
+        kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed_of_split)
         if len(kept) != self.data.num_data or whole.class_names != self.data.class_names:
             raise RunError(
                 f"{whole.name} has changed since {self.path} was trained on it: the held-out images are unknown."
@@ -195,7 +227,10 @@ class Run:
         return (self.path / f"{name}.safetensors").exists()
 
     def fingerprint(self, checkpoint: str = "best") -> str:
-        """Tells whether weights are the same: the SHA-256 of their file."""
+        """Tells whether weights are the same: the SHA-256 of their file, or of an ensemble's members' fingerprints."""
+        if self.is_ensemble:
+            parts = "".join(member.fingerprint(checkpoint) for member in self.members)
+            return hashlib.sha256(parts.encode()).hexdigest()
         file = self.path / f"{checkpoint}.safetensors"
         if not file.exists():
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
@@ -293,9 +328,13 @@ class Run:
             return self.build()
 
     def load(self, checkpoint: str = "best") -> nn.Module:
-        """The trained network, in evaluation mode."""
+        """The trained network, in evaluation mode; of an ensemble, all its members as one."""
         from dubito.runs.attached import attach_data
 
+        if self.is_ensemble:
+            from dubito.models.ensemble import ensemble
+
+            return attach_data(ensemble(member.load(checkpoint) for member in self.members).eval(), self.data)
         tensors, _ = self.read_checkpoint(checkpoint)
         weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
         network = self.skeleton()

@@ -97,7 +97,7 @@ def find_usual(
     if batches is not None:
         inputs, labels = inputs_and_labels(batches)
         drawn = draw(model.predictors("weights", model.samples), inputs)
-        part = joined("validation", shown(inputs, model.data), labels, [drawn])
+        part = joined("validation", shown(inputs, model.data), labels, drawn)
         return Usual(record(part, samples=model.samples))
     run = model.run
     if run is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dubito.training.classifier import Classifier
     from dubito.training.fit import resume, train
     from dubito.training.images import ImageData
+    from dubito.training.members import assemble
 
 _HOME_OF = {
     "Classifier": "training.classifier",
@@ -26,6 +27,7 @@ _HOME_OF = {
     "InterruptedTraining": "training.callbacks",
     "Run": "runs.run",
     "RunKeeper": "training.callbacks",
+    "assemble": "training.members",
     "resume": "training.fit",
     "train": "training.fit",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "Run",
     "RunKeeper",
     "TrainingConfig",
+    "assemble",
     "configure",
     "resume",
     "train",

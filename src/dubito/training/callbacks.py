@@ -165,7 +165,7 @@ def _weights(module: Classifier) -> dict[str, torch.Tensor]:
 class Display(pl.Callback):
     """A bar with the time left and the current NLL and KL, and a line for every finished epoch.
 
-    Without a terminal, only the lines.
+    Without a terminal, only the lines. `title` says which of several networks is being trained.
     """
 
     COLUMNS = (
@@ -180,9 +180,10 @@ class Display(pl.Callback):
         ("seconds", "s", 6, "{:.0f}"),
     )
 
-    def __init__(self, keeper: RunKeeper, console: Console | None = None, every: int = 1) -> None:
+    def __init__(self, keeper: RunKeeper, console: Console | None = None, every: int = 1, title: str = "") -> None:
         self.keeper = keeper
         self.every = every
+        self.title = title
         self.console = console or Console()
         self._bar = ExitStack()
         self._advance: Advance | None = None
@@ -192,6 +193,9 @@ class Display(pl.Callback):
         assert isinstance(pl_module, Classifier)
         if not trainer.is_global_zero:
             return
+        if self.title:
+            seed = self.keeper.run.config.seed
+            self.console.print(f"{self.title.capitalize()}, seed {seed}", style="bold", highlight=False)
         header = "".join(f"{title:>{width}}" for _, title, width, _ in self.COLUMNS)
         self.console.print(header, style="bold", highlight=False)
         for row in self.keeper.rows:
@@ -210,7 +214,8 @@ class Display(pl.Callback):
             assert isinstance(pl_module, Classifier)
             means = pl_module.sums.means()
             epoch = pl_module.position(batch_idx).epoch + 1
-            text = f"epoch {epoch}/{pl_module.epochs}  NLL {means['train_nll']:.4f}  KL {means['kl']:.4g}"
+            which = f"{self.title}  " if self.title else ""
+            text = f"{which}epoch {epoch}/{pl_module.epochs}  NLL {means['train_nll']:.4f}  KL {means['kl']:.4g}"
             self._advance(what=text)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -32,6 +32,7 @@ from dubito.threads import suiting_threads
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
 from dubito.training.images import ImageData
+from dubito.training.members import begin_member, begun_members, member_config, starts_from_members
 from dubito.training.optimizers import optimizer_maker
 from dubito.variational.elbo import KLSchedule
 
@@ -57,21 +58,23 @@ def train(
     config = replace(config, init=_resolved(config.init), model=_resolved(config.model, "hf:"))
     images = _images(config)
     run = Run(Path(out), config, images.describe())
-    _class_weights(run, images)
-    _require_same_outputs(run)
     # Settings that do not fit each other are refused before anything is written.
-    if config.init != "none":
-        run.build(start=True)
-    else:
-        run.skeleton()
+    for number in range(config.members if starts_from_members(config) else 1):
+        begun = Run(run.path, member_config(config, number), run.data)
+        _class_weights(begun, images)
+        _require_same_outputs(begun)
+        if config.init != "none":
+            begun.build(start=True)
+        else:
+            begun.skeleton()
     if first:
         run.create()
     try:
-        return _fit(run, images, console, report_every, callbacks or [])
+        return _fit_all(run, images, console, report_every, callbacks or [])
     except InterruptedTraining:
         raise
     except Exception:
-        if first and not any(run.path.glob("*.safetensors")):
+        if first and not any(run.path.rglob("*.safetensors")):
             shutil.rmtree(run.path)  # it holds nothing but the settings, which did not work
         raise
 
@@ -85,9 +88,10 @@ def resume(
 ) -> Run:
     """Continue a run that was stopped or killed; it ends with the same weights as without the stop."""
     run = Run.open(path)
-    # A run without metrics stopped while it wrote its first checkpoints, and starts again.
-    if run.has_checkpoint("best") and not run.has_checkpoint("last") and run.metrics():
-        raise RunError(f"{run.path} cannot be trained further: it has weights, but not the state of a training.")
+    for member in begun_members(run):
+        # A run without metrics stopped while it wrote its first checkpoints, and starts again.
+        if member.has_checkpoint("best") and not member.has_checkpoint("last") and member.metrics():
+            raise RunError(f"{member.path} cannot be trained further: it has weights, but not the state of a training.")
     run.open_data()  # an error names the run if the data is not there
     images = _images(run.config, run.data.size, run.data.fit)
     found = images.describe()
@@ -97,7 +101,22 @@ def resume(
             f"{run.path} was trained on {run.data.num_data} of {len(run.data.class_names)}: put them back, or train a "
             "new run."
         )
-    return _fit(run, images, console, report_every, callbacks or [])
+    return _fit_all(run, images, console, report_every, callbacks or [])
+
+
+def _fit_all(
+    run: Run, images: ImageData, console: Console | None, report_every: int, callbacks: list[pl.Callback]
+) -> Run:
+    """Train the network, or every member of an ensemble, as far as it is not trained yet, and validate it."""
+    several = run.config.members
+    try:
+        for number in range(several):
+            member = begin_member(run, number) if run.is_ensemble else run
+            title = f"member {number + 1} of {several}" if run.is_ensemble else ""
+            _fit(member, images.reordered(member.config.seed), console, report_every, callbacks, title)
+    except InterruptedTraining as stop:
+        raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {quote(str(run.path))}") from None
+    return _validated(run, images, console)
 
 
 def _resolved(text: str, prefix: str = "") -> str:
@@ -132,6 +151,7 @@ def _images(config: TrainingConfig, size: int | None = None, fit: Fit | None = N
         crop=config.crop,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
+        split_seed=config.seed_of_split,
         size=size or config.size or None,
         fit=fit or (None if config.fit == "auto" else config.fit),
         flip=None if config.flip == "auto" else config.flip == "yes",
@@ -140,7 +160,10 @@ def _images(config: TrainingConfig, size: int | None = None, fit: Fit | None = N
     )
 
 
-def _fit(run: Run, images: ImageData, console: Console | None, report_every: int, callbacks: list[pl.Callback]) -> Run:
+def _fit(
+    run: Run, images: ImageData, console: Console | None, report_every: int, callbacks: list[pl.Callback], title: str
+) -> None:
+    """Train one network; `title` says which of several it is."""
     config = run.config
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
@@ -150,17 +173,14 @@ def _fit(run: Run, images: ImageData, console: Console | None, report_every: int
         images.start = keeper.resume(module)
     remaining = config.epochs - module.start.epoch
     if remaining <= 0:
-        return _validated(run, images, console)
-    trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every), *callbacks])
+        return
+    trainer = _trainer(config, run, remaining, [keeper, Display(keeper, console, report_every, title), *callbacks])
     try:
         with keeper.listening(), _threads(module, images):
             trainer.fit(module, datamodule=images)
-    except InterruptedTraining as stop:
-        raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {quote(str(run.path))}") from None
     except NonFiniteError as error:
         kept = "The last good checkpoint is kept in" if run.has_checkpoint("last") else "No epoch was finished in"
         raise NonFiniteError(f"{error} {kept} {run.path}.") from None
-    return _validated(run, images, console)
 
 
 def _validated(run: Run, images: ImageData, console: Console | None) -> Run:

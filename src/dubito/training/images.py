@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,9 +22,9 @@ class ImageData(pl.LightningDataModule):
     """Training and validation batches of a data set by name or path.
 
     Validation images are those of the data set, or, if it has none, held out from its training images by class and
-    seed; the test split is not read. `batch_size` counts the images of all processes together. `size`, `fit`, `strict`
-    and `workers` are as in :func:`dubito.data.open_dataset`; `crop` is how far small images are shifted, and `flip`
-    whether images are mirrored, None being as suits the data set.
+    `split_seed`, which is `seed` unless given; the test split is not read. `batch_size` counts the images of all
+    processes together. `size`, `fit`, `strict` and `workers` are as in :func:`dubito.data.open_dataset`; `crop` is how
+    far small images are shifted, and `flip` whether images are mirrored, None being as suits the data set.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ImageData(pl.LightningDataModule):
         crop: int = 2,
         validation_fraction: float = 0.1,
         seed: int = 0,
+        split_seed: int | None = None,
         size: int | None = None,
         fit: Fit | None = None,
         flip: bool | None = None,
@@ -50,7 +52,9 @@ class ImageData(pl.LightningDataModule):
         if len(source.class_names) < 2:
             raise DataError(f"{data} has only the class {source.class_names[0]}, but needs two or more.")
         self.augment = self._augmentation(crop, flip) if augment else None
-        self.train_part, self.validation_part = source.parts(validation_fraction, seed)
+        self.train_part, self.validation_part = source.parts(
+            validation_fraction, seed if split_seed is None else split_seed
+        )
         if not len(self.train_part) or not len(self.validation_part):
             raise DataError(
                 f"{data} has {len(self.train_part) + len(self.validation_part)} training images, too few to hold out a "
@@ -63,6 +67,12 @@ class ImageData(pl.LightningDataModule):
         if isinstance(usual, PhotoAugmentation):
             return replace(usual, flip=flip)
         return replace(usual, padding=crop, flip=flip)
+
+    def reordered(self, seed: int) -> ImageData:
+        """The same images with the order and augmentation of another seed, from the start."""
+        other = copy.copy(self)
+        other.seed, other.start, other.trainer = seed, Progress(), None
+        return other
 
     def describe(self) -> DataDescription:
         """What the trained network must know about the data."""
