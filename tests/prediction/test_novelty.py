@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,17 @@ def test_an_ensemble_measures_it_in_its_first_member(trained: nn.Module, fitted:
     predictor.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
     images, _ = blobs(10, torch.Generator().manual_seed(3))
     torch.testing.assert_close(predictor(images).novelty, fitted(images).novelty, atol=1e-4, rtol=1e-4)
+
+
+def test_an_ensemble_judges_scores_by_the_head_of_that_member(trained: nn.Module) -> None:
+    """The trial compares with the entropy, which the ensemble's own head would take of other probabilities."""
+    member = dubito.attach_head(deepcopy(trained), "softplus")
+    found = []
+    for network in (member, dubito.ensemble([member, trained])):
+        generator = torch.Generator().manual_seed(1)
+        predictor = dubito.Predictor(network, samples=2)
+        found.append(predictor.fit_novelty([blobs(300, generator)], [blobs(300, generator)]).describe())
+    assert found[0] == found[1]
 
 
 def test_what_cannot_be_fitted_gets_a_sentence(trained: nn.Module) -> None:
