@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dubito.paper.claims import CLAIMS, goals, judge
+from dubito.paper.claims import CLAIMS, NOT_JUDGED, goals, judge
 
 
 def row(model: str, data: str, inference: str = "vi", head: str = "softplus", **measured: Any) -> dict[str, Any]:
@@ -16,7 +16,16 @@ def row(model: str, data: str, inference: str = "vi", head: str = "softplus", **
 
 def accuracy(value: float, first: float = 50.0, nll: float = 1.0, ece: float = 0.1) -> dict[str, float]:
     validation = {"first_validation_accuracy": first, "best_validation_accuracy": value, "validation_images": 5000}
-    return {"accuracy": value, "nll": nll, "ece": ece, **validation}
+    return {"accuracy": value, "nll": nll, "ece": ece, "intervals_cover": "images and draws", **validation}
+
+
+def set_beside(ours: dict[str, Any], twin: dict[str, Any], *widths: float) -> dict[str, Any]:
+    """The row with intervals of its differences from the twin, so wide to both sides."""
+    for name, width in zip(("accuracy", "nll", "ece"), widths, strict=True):
+        value = ours["measured"][name] - twin["measured"][name]
+        ends = {"": value, "_low": value - width, "_high": value + width}
+        ours["measured"] |= {f"{name}_beside_twin{end}": number for end, number in ends.items()}
+    return ours
 
 
 def verdict(start: str, contents: dict[str, Any]) -> str:
@@ -155,16 +164,61 @@ def test_a_network_that_has_not_converged_is_told() -> None:
 
 def test_goals_compare_with_the_paper_and_with_the_twin() -> None:
     twin = row("lenet5", "mnist", "frequentist", **accuracy(71.0, nll=1.0, ece=0.1))
-    good = row("lenet5", "mnist", **accuracy(70.0, nll=0.9, ece=0.05))
+    good = set_beside(row("lenet5", "mnist", **accuracy(70.5, nll=0.9, ece=0.05)), twin, 0.4, 0.05, 0.01)
     (found,) = goals({"table1": {"rows": [good, twin]}})
     assert found.met
-    assert found.differences == pytest.approx((-1.0, -0.1, -0.05))
-    bad = row("lenet5", "mnist", **accuracy(69.9, nll=1.1, ece=0.2))
+    assert found.beside_twin == (True, True, True)
+    assert found.differences == pytest.approx((-0.5, -0.1, -0.05))
+    bad = set_beside(row("lenet5", "mnist", **accuracy(69.0, nll=1.1, ece=0.2)), twin, 0.4, 0.05, 0.01)
     (found,) = goals({"table1": {"rows": [bad, twin]}})
-    assert (found.reaches_paper, found.near_twin, found.better_nll, found.better_ece) == (False, False, False, False)
+    assert (found.reaches_paper, *found.beside_twin) == (False, False, False, False)
     (alone,) = goals({"table1": {"rows": [good, row("lenet5", "mnist", "frequentist")]}})
-    assert (alone.near_twin, alone.better_nll, alone.met) == (None, None, True)
+    assert (alone.beside_twin, alone.met) == ((None, None, None), True)
     assert alone.intervals == (None, None, None)
+    assert alone.why_open(0) == "not run"
+
+
+def test_an_interval_that_holds_the_bound_tells_nothing() -> None:
+    twin = row("lenet5", "mnist", "frequentist", **accuracy(71.0, nll=1.0, ece=0.1))
+    ours = set_beside(row("lenet5", "mnist", **accuracy(70.5, nll=0.9, ece=0.2)), twin, 0.6, 0.2, 0.2)
+    (found,) = goals({"table1": {"rows": [ours, twin]}})
+    assert found.beside_twin == (None, None, None)
+    assert {found.why_open(number) for number in range(3)} == {"not told apart"}
+
+
+def test_a_row_with_intervals_over_images_alone_is_never_judged_beside_its_twin() -> None:
+    twin = row("lenet5", "mnist", "frequentist", **accuracy(71.0, nll=1.0, ece=0.1))
+    dropout = row("lenet5", "mnist", "dropout", **accuracy(71.0))
+    claim, comparable = "Bayesian networks are as accurate", "On MNIST variational inference and dropout"
+    for value, nll in ((80.0, 0.1), (60.0, 5.0)):
+        ours = set_beside(row("lenet5", "mnist", **accuracy(value, nll=nll, ece=nll)), twin, 0.01, 0.01, 0.01)
+        contents = {"table1": {"rows": [ours, twin, dropout]}}
+        assert None not in goals(contents)[0].beside_twin
+        assert verdict(claim, contents) in ("holds", "does not hold")
+        assert verdict(comparable, contents) == "does not hold"
+        for old in (ours, dropout):
+            kept = old["measured"].pop("intervals_cover")
+            assert verdict(comparable, contents) == "open"
+            if old is ours:
+                (found,) = goals(contents)
+                assert found.beside_twin == (None, None, None)
+                assert {found.why_open(number) for number in range(3)} == {NOT_JUDGED}
+                assert verdict(claim, contents) == "open"
+                for covers in ("images", None):
+                    old["measured"]["intervals_cover"] = covers
+                    assert goals(contents)[0].beside_twin == (None, None, None)
+            old["measured"]["intervals_cover"] = kept
+
+
+def test_a_claim_that_is_open_in_some_places_says_so() -> None:
+    rows = []
+    for data in ("mnist", "cifar10", "cifar100"):
+        rows += [row("lenet5", data, **accuracy(70)), row("lenet5", data, "frequentist", **accuracy(70))]
+    del rows[0]["measured"]["intervals_cover"]
+    contents = {"table1": {"rows": rows}}
+    assert verdict("Bayesian networks are as accurate", contents) == "holds, open in 1"
+    rows[2]["measured"]["accuracy"] = 60.0
+    assert verdict("Bayesian networks are as accurate", contents) == "holds in 1 of 2, open in 1"
 
 
 def test_an_interval_belongs_to_the_twin_that_it_was_measured_with() -> None:

@@ -11,10 +11,10 @@ from dubito.evaluation.headline import leaning
 from dubito.files import write_atomically
 from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
-from dubito.paper.claims import GOALS, goals, judge
+from dubito.paper.claims import GOALS, NOT_JUDGED, covers_draws, goals, judge
 from dubito.paper.display import duration
 from dubito.paper.results import read
-from dubito.paper.tables import COVERS_BOTH, HEADINGS, coverage, markdown, note, table
+from dubito.paper.tables import HEADINGS, coverage, markdown, note, table
 from dubito.paper.trials import TEXT, trials
 from dubito.runs.config import configure, with_defaults
 
@@ -42,6 +42,9 @@ FIGURES = {
 }
 
 
+MARKS = {True: "✓ ", False: "✗ ", None: ""}
+
+
 def write_document(results: Path, document: Path) -> None:
     """Write the page of the results in a folder."""
     if not read(results):
@@ -60,6 +63,9 @@ def compose(results: Path, link: str) -> str:
         _made(contents, budget),
         *_settings(contents),
         "## Which claims hold",
+        "A claim on test accuracies is open where a network that draws has intervals over images alone, for another "
+        "seed of its draws was not counted. All other rules compare the numbers as they are, without an interval "
+        "unless they name one: a verdict is of one training each.",
         _claims(contents),
         "## Bayesian networks beside their twins",
         _goals(contents, link, results),
@@ -149,7 +155,7 @@ def _commit(facts: dict[str, Any]) -> str:
 def _claims(contents: dict[str, dict[str, Any]]) -> str:
     rows = []
     for judged in judge(contents):
-        numbers = "<br>".join(f"{'✓' if test.holds else '✗'} {test.numbers}" for test in judged.tests)
+        numbers = "<br>".join(f"{MARKS[test.holds]}{test.numbers}" for test in judged.tests)
         claim = judged.claim
         rule = f"{claim.rule}. {claim.remark}" if claim.remark else claim.rule
         rows.append((f"{claim.text} ({claim.place})", f"**{judged.verdict}**", rule, numbers))
@@ -161,42 +167,42 @@ def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str
     text = (
         "What a Bayesian network should reach: "
         + "; ".join(GOALS)
-        + ". A tick says what the numbers of this one training say, whatever the interval. Published accuracies are "
-        "whole per cents, and ours is compared with them as it is. In brackets 95 % intervals of the differences "
-        "between the two networks on the same test images; where one contains 0, this evaluation does not tell them "
-        f"apart. {coverage(_bayesian_rows(contents))} No interval covers another training. Finitely many images push "
+        + ". Published accuracies are whole per cents, and ours is compared with them as it is. In brackets 95 % "
+        "intervals of the differences between the two networks on the same test images. A tick or a cross beside the "
+        "twin says that the whole interval is on one side; otherwise this evaluation does not tell them apart. A "
+        "network whose interval covers images alone is not judged beside its twin. "
+        f"{coverage(_bayesian_rows(contents))} No interval covers another training. Finitely many images push "
         "ECE up, most where it is smallest, so that networks look more alike in it than they are; its intervals are "
         "those of ECE with this number of images."
     )
     if not found:
         return f"{text}\n\nNot run."
-    marks = {True: "✓", False: "✗", None: "not run"}
     rows = []
     for goal in found:
-        beside = [
-            "" if goal.differences is None else f" {difference(goal.differences[i], goal.intervals[i], digits)}"
-            for i, digits in enumerate((2, 4, 4))
-        ]
-        cells = (
-            f"{marks[goal.reaches_paper]} {goal.accuracy:.2f} to {goal.published:g}"
-            if goal.published is not None
-            else f"{goal.accuracy:.2f}",
-            marks[goal.near_twin] + beside[0],
-            marks[goal.better_nll] + beside[1],
-            marks[goal.better_ece] + beside[2],
-        )
+        beside = []
+        for i, digits in enumerate((2, 4, 4)):
+            told = "" if goal.differences is None else difference(goal.differences[i], goal.intervals[i], digits)
+            verdict = goal.beside_twin[i]
+            beside.append(
+                ", ".join(filter(None, (told, goal.why_open(i)))) if verdict is None else f"{MARKS[verdict]}{told}"
+            )
+        paper = f"{goal.accuracy:.2f}"
+        if goal.published is not None:
+            paper = f"{MARKS[goal.reaches_paper]}{paper} to {goal.published:g}"
+        cells = (paper, *beside)
         rows.append((goal.title, *cells))
     parts = [text, markdown(("network", *GOALS), rows)]
     missed = [goal for goal in found if not goal.met]
-    if not missed:
+    left = [goal for goal in found if goal.met and None in goal.beside_twin]
+    if not missed and not left:
         parts.append(f"Every network that was run ({len(found)}) reaches all of it.")
         return "\n\n".join(parts)
     parts.append(
-        f"{len(missed)} of {len(found)} networks miss some of it. Their learning curves, on validation images, follow; "
-        "what was tried is told below. A twin that overfits is compared at its epoch of lowest NLL, where its "
-        "probabilities are still calibrated."
+        f"{len(missed)} of {len(found)} networks miss some of it, and of {len(left)} more some is open. Their learning "
+        "curves, on validation images, follow; what was tried is told below. A twin that overfits is compared at its "
+        "epoch of lowest NLL, where its probabilities are still calibrated."
     )
-    for goal in missed:
+    for goal in (goal for goal in found if goal in missed or goal in left):
         model, data = goal.cell.split("-")[:2]
         name = f"table1-{model}-{data}.png"
         parts.append(_course(goal.title, Cell(model, data), contents["table1"]))
@@ -226,16 +232,15 @@ def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
 def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
     """Mean confidence beside accuracy, because calibration error does not say which is larger; empty if not known."""
 
-    def told(row: dict[str, Any], text: str) -> str:
-        verdict = leaning(row["confidence"], (row["accuracy_low"], row["accuracy_high"]))
-        return text.format(row["confidence"], row["accuracy"], verdict)
+    def told(row: dict[str, Any], judged: bool) -> str:
+        verdict = leaning(row["confidence"], (row["accuracy_low"], row["accuracy_high"])) if judged else NOT_JUDGED
+        return f"{row['confidence']:.1f} % sure on average and {row['accuracy']:.1f} % right, {verdict}"
 
     if "confidence" not in measured:
         return ""
-    text = told(measured, "; on test images {:.1f} % sure on average and {:.1f} % right, {}")
-    if measured.get("intervals_cover") != COVERS_BOTH:  # a twin has no draws
-        text += " by an interval over images alone"
-    return text if twin is None or "confidence" not in twin else text + told(twin, " (twin: {:.1f} and {:.1f}, {})")
+    text = f"; on test images {told(measured, covers_draws(measured))}"
+    known = twin is not None and "confidence" in twin
+    return f"{text} (twin: {told(twin, True)})" if twin is not None and known else text  # which has no draws
 
 
 def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:
