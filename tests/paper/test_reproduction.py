@@ -197,7 +197,8 @@ def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
     for shown, row in zip(table_of(page, "## Bayesian networks beside their twins"), ours, strict=True):
         for column, name, digits in zip(columns, ("accuracy", "nll", "ece"), (2, 4, 4), strict=True):
             parts = [float(row[f"measured_{name}_beside_twin{end}"]) for end in ("", "_low", "_high")]
-            assert shown[column][2:] == "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*parts, d=digits)
+            told = "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*parts, d=digits)
+            assert shown[column] in (f"✓ {told}", f"✗ {told}", f"{told}, not told apart")
     finished = rows_of(smoke.results / "table2.csv", "finished")
     for shown, row in zip((r for r in table_of(page, "## Table 2") if r["test"]), finished, strict=True):
         assert shown["median"] == f"{float(row['measured_aleatoric_median']):.5f}"
@@ -251,6 +252,14 @@ def test_the_document_says_what_the_intervals_cover(smoke, tmp_path) -> None:
     page = compose(old, ".")
     assert "The intervals cover the test images alone: the draws were not resampled" in page
     assert "cover the test images and the draws" not in page
+    for row in table_of(page, "## Bayesian networks beside their twins"):
+        beside = list(row.values())[2:]
+        assert len(beside) == 3
+        assert all(cell.endswith("not judged: interval over images alone") for cell in beside)
+        assert not any(mark in cell for cell in beside for mark in "✓✗")
+    verdicts = {row["claim"]: row["verdict"] for row in table_of(page, "## Which claims hold")}
+    (found,) = [verdict for claim, verdict in verdicts.items() if claim.startswith("Bayesian networks are as accurate")]
+    assert found == "**open**"
     (one,) = [row for row in content["rows"] if row["cell"] == "lenet5-mnist-vi"]
     one["measured"]["intervals_cover"] = "images and draws"
     (old / "table1.json").write_text(json.dumps(content))

@@ -258,7 +258,7 @@ CLAIMS = (
         "In the first epochs Bayesian networks have a lower validation accuracy than frequentist ones.",
         "section 4.1",
         "validation accuracy after the first epoch below the twin's by more than two standard errors (a network "
-        "that starts where its twin ends does not count); the standard error is that of the validation images alone",
+        "that starts where its twin ends does not count); the standard error is over validation images, not over draws",
         _slow_start,
         "Under the budget `cpu` the Bayesian networks begin as near as nothing to point estimates: with a standard "
         "deviation of exp(-5), and with KL that is warmed up.",
