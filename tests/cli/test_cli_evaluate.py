@@ -80,7 +80,7 @@ def test_several_runs_are_evaluated_in_turn_or_as_an_ensemble(
     assert result.code == 0, result.err
     assert "Ensemble of 2 runs" in result.out
     folder = tmp_path / "ensemble-bayesian-frequentist"
-    assert Evaluation.load(folder).test.prediction.samples == 3
+    assert Evaluation.load(folder).test.members == (1, 1)  # the two draws are shared out
     assert json.loads(Path("ensemble.json").read_text()) == Evaluation.load(folder).metrics
     # An ensemble can be compared too.
     result = dubito("compare", run, folder, "--samples", 2, "--bootstrap", 20)
