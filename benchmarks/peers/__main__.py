@@ -28,7 +28,7 @@ from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dubito.benchmark import Frequentist, System, Work, Worker, compare, open_workers
+from dubito.benchmark import System, Work, Worker, compare, open_workers
 from dubito.benchmark.workers import WorkerError
 from dubito.errors import DubitoError
 from dubito.files import write_atomically
@@ -43,7 +43,9 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     parser.add_argument("--plan", action="store_true", help="say what would be measured and how long, and stop")
-    parser.add_argument("--ours", action="store_true", help="measure dubito again, and keep the figures of its peers")
+    parser.add_argument(
+        "--ours", action="store_true", help="measure dubito and layers of torch again, and keep the figures of peers"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
     parser.add_argument("--out", type=Path, help="the folder that gets results/, docs/ and README.md")
     given = parser.parse_args()
@@ -79,7 +81,8 @@ def main() -> int:
 
 
 def is_ours(kind: type[System]) -> bool:
-    return kind.package == "dubito" or kind is Frequentist
+    """Whether it needs nothing that others made but torch."""
+    return kind.package in ("dubito", "torch")
 
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     for name, stage in now["stages"].items():
         for part in ("versions", "ratios", "memory", "failures", "profile"):
             if part in stage:
-                stage[part] = {**before["stages"][name].get(part, {}), **stage[part]}
+                stage[part] = {**before["stages"].get(name, {}).get(part, {}), **stage[part]}
     return now
 
 
@@ -133,8 +136,9 @@ def measure(stage: Stage, threads: int, advance: Callable[[float], None]) -> dic
         if kind.name in found.failures and kind.package in missing:
             found.failures[kind.name] = f"it cannot be installed: {missing[kind.package]}"
     works = {measure.name: measure.work for measure in stage.measures}
-    sizes = {"batch": works["step"].batch, "samples": works["predict"].samples} if "step" in works else {}
+    sizes = {"samples": works["predict"].samples} if "predict" in works else {}
     if "step" in works:
+        sizes["batch"] = works["step"].batch
         sizes["parameters"] = sum(parameter.numel() for parameter in works["step"].build().parameters())
     return {**sizes, **found.to_json(), **({"profile": profiles} if profiles else {})}
 

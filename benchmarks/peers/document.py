@@ -10,7 +10,13 @@ from dubito.benchmark.systems import Frequentist
 from dubito.benchmark.work import Task
 from dubito.errors import DubitoError
 
-TITLES = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
+TITLES = {
+    "lenet5": "LeNet-5",
+    "alexnet": "AlexNet",
+    "vgg16": "VGG16",
+    "resnet20": "ResNet-20",
+    "resnet18": "ResNet-18, 32x32 pixels",
+}
 NOTHING = "–"  # noqa: RUF001
 
 TABLE_BEGINS, TABLE_ENDS = "<!-- cost table: made by make bench -->", "<!-- end -->"
@@ -38,6 +44,12 @@ need beyond a process with everything imported; for a system that only predicts,
 GROWTH = """The networks of these measurements are stacks of 3x3 convolutions, by default 4 of 32 channels on 16x16
 positions, with a batch of {batch}; one of these numbers changes at a time. The cost of draws is that of a prediction
 against as many passes of the twin, the others are training steps.
+"""
+
+ONE_IMAGE = """One image by 100 draws is compared with one pass of the twin on 100 images. Every draw has weights of its
+own, so 100 products of one image take the place of one product of 100. `python -m benchmarks.one_image` takes that
+apart (`results/one_image.json`): how much is reading the drawn weights once, and how much passes of a single image cost
+even if all have the same weights.
 """
 
 PROFILE = """Milliseconds of one execution, by torch's profiler; an operator counts without the time of those it calls.
@@ -104,7 +116,7 @@ def machine(found: dict[str, Any], quick: bool) -> str:
 
 def network(name: str, stage: dict[str, Any]) -> str:
     """The table of one network."""
-    batch, samples = stage["batch"], stage["samples"]
+    batch, samples = stage["batch"], stage.get("samples")
     columns = {
         "step": f"training step, batch {batch}",
         "predict": f"{batch} images, {samples} draws",
@@ -138,7 +150,7 @@ def network(name: str, stage: dict[str, Any]) -> str:
             "network, even if its activations took no more than the twin's.",
         ]
     if "single" in columns:
-        lines += ["", "One image by 100 draws is compared with one pass of the twin on 100 images."]
+        lines += ["", ONE_IMAGE.rstrip()]
     return "\n".join(lines)
 
 

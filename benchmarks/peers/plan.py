@@ -81,12 +81,20 @@ def network_stage(
     return Stage(network, SYSTEMS, tuple(measures), start, memory=True, profiles=tuple(profiles))
 
 
+def training_stage(network: str, batch: int, rounds: int, seconds: float, start: float) -> Stage:
+    """A training step and its memory alone, of every system that trains."""
+    step = measures_of(network, batch, rounds, seconds)[:1]
+    return Stage(network, tuple(kind for kind in SYSTEMS if kind.trains), tuple(step), start, memory=True)
+
+
 def full_plan() -> list[Stage]:
     """Everything; some 20 minutes on two cores. VGG16's one image by 100 draws alone would take as long."""
     return [
         network_stage("lenet5", 128, 25, 25, start=22),
         network_stage("alexnet", 128, 15, 45, start=38, profiled=True),
         network_stage("vgg16", 128, 5, 120, start=220, single=False),
+        training_stage("resnet20", 64, 9, 25, start=15),
+        training_stage("resnet18", 16, 9, 40, start=30),
         growth(AXES, 9, 6),
     ]
 

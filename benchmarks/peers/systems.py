@@ -36,15 +36,21 @@ def replaced(network: nn.Module, twins: Twins) -> nn.Module:
 
 
 @torch.no_grad()
-def filled(layer: nn.Module, values: dict[str, Tensor | float]) -> nn.Module:
-    """The layer with these values in its parameters."""
+def filled(layer: nn.Module, values: dict[str, Tensor | float | None]) -> nn.Module:
+    """The layer with these values in the parameters that it has; None leaves one as it is."""
     for name, value in values.items():
-        getattr(layer, name).copy_(torch.as_tensor(value))
+        if value is not None and getattr(layer, name, None) is not None:
+            getattr(layer, name).copy_(torch.as_tensor(value))
     return layer
 
 
 def linear_options(layer: nn.Linear) -> dict[str, Any]:
     return {"in_features": layer.in_features, "out_features": layer.out_features}
+
+
+def bias_option(layer: nn.Conv2d | nn.Linear) -> dict[str, bool]:
+    """For libraries whose layers can be without one."""
+    return {"bias": layer.bias is not None}
 
 
 def convolution_options(layer: nn.Conv2d) -> dict[str, Any]:
@@ -70,20 +76,20 @@ class PlainLocal(nn.Module):
         super().__init__()
         self.weight_mean, self.bias_mean = layer.weight, layer.bias
         self.weight_rho = nn.Parameter(torch.full_like(layer.weight, RHO))
-        self.bias_rho = nn.Parameter(torch.full_like(layer.bias, RHO))
+        self.bias_rho = None if layer.bias is None else nn.Parameter(torch.full_like(layer.bias, RHO))
         self.geometry = (layer.stride, layer.padding) if isinstance(layer, nn.Conv2d) else None
 
-    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias) if self.geometry is None else F.conv2d(x, weight, bias, *self.geometry)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.stds = F.softplus(self.weight_rho), F.softplus(self.bias_rho)
+        self.stds = [F.softplus(rho) for rho in (self.weight_rho, self.bias_rho) if rho is not None]
         mean = self.linear_map(x, self.weight_mean, self.bias_mean)
         variance = self.linear_map(x**2, *(std**2 for std in self.stds))
         return mean + torch.sqrt(variance + 1e-16) * torch.randn_like(mean)
 
     def kl(self) -> Tensor:
-        means = self.weight_mean, self.bias_mean
+        means = [mean for mean in (self.weight_mean, self.bias_mean) if mean is not None]
         pairs = zip(means, self.stds, strict=True)
         return sum((0.5 * (mean**2 + std**2 - 1) - std.log()).sum() for mean, std in pairs)
 
@@ -138,7 +144,7 @@ class TorchBNN(Peer):
 
         def twin(layer: nn.Module) -> nn.Module:
             if isinstance(layer, nn.Conv2d):
-                made = torchbnn.BayesConv2d(0.0, 1.0, **convolution_options(layer))
+                made = torchbnn.BayesConv2d(0.0, 1.0, **convolution_options(layer), **bias_option(layer))
             else:
                 made = torchbnn.BayesLinear(0.0, 1.0, **linear_options(layer))
             log_std = math.log(PAPER_STD)
@@ -161,7 +167,7 @@ class Blitz(Peer):
         from blitz.modules import BayesianConv2d, BayesianLinear
 
         def twin(layer: nn.Module) -> nn.Module:
-            options = {"posterior_rho_init": RHO, "prior_sigma_1": 1.0}
+            options = {"posterior_rho_init": RHO, "prior_sigma_1": 1.0, **bias_option(layer)}
             if isinstance(layer, nn.Conv2d):
                 made = BayesianConv2d(**convolution_options(layer), **options)
             else:
@@ -209,7 +215,7 @@ class TorchUncertainty(Peer):
         from torch_uncertainty.losses import KLDiv
 
         def twin(layer: nn.Module) -> nn.Module:
-            options = {"sigma_init": RHO, "prior_sigma_1": 1.0}
+            options = {"sigma_init": RHO, "prior_sigma_1": 1.0, **bias_option(layer)}
             if isinstance(layer, nn.Conv2d):
                 made = BayesConv2d(**convolution_options(layer), **options)
             else:

@@ -40,10 +40,21 @@ def test_the_plain_layers_have_the_kl_and_the_moments_of_dubitos() -> None:
     assert ((draws[0].std(0) / draws[1].std(0)).log().abs() < 6 * count**-0.5).all()
 
 
+def test_the_plain_layers_make_a_resnet_without_biases_bayesian() -> None:
+    work = Work("resnet20", Task.STEP, 2)
+    plain, ours = PlainLayers(work.build()), LocalTraining(work.build())
+    plain.loss(*work.data()).backward()
+    torch.testing.assert_close(plain.kl(), dubito.kl_divergence(ours.network), rtol=1e-5, atol=0)
+
+
 def test_the_full_plan_measures_everything_in_twenty_minutes_by_its_own_account() -> None:
     stages = {stage.name: stage for stage in full_plan()}
     assert sum(stage.seconds for stage in stages.values()) < 20 * 60
     assert {name for name, stage in stages.items() if stage.systems == SYSTEMS} == {"lenet5", "alexnet", "vgg16"}
+    for name in ("resnet20", "resnet18"):  # a training step and its memory, beside the peers
+        assert [measure.name for measure in stages[name].measures] == ["step"]
+        assert stages[name].memory
+        assert stages[name].systems == tuple(kind for kind in SYSTEMS if kind.trains)
     grown = {measure.name for measure in stages["growth"].measures}
     assert grown == {f"{axis}={value}" for axis, values in AXES.items() for value in values}
     assert AXES["draws"][-1] == 100
