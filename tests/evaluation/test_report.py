@@ -15,11 +15,15 @@ from reported_runs import NASTY, QUICK, reported, shared, strange
 
 from dubito.errors import RunError
 from dubito.evaluation import Evaluation, evaluate, illustrations, report
+from dubito.evaluation.decided import decided
+from dubito.evaluation.deciding import decide
 from dubito.evaluation.sections import _about_tables, _above, _most, _review_table
 from dubito.evaluation.thumbnails import choose_points, sheet
+from dubito.runs.run import Run
 
 FIGURES = (
-    *("learning-nll", "learning-accuracy", "learning-kl", "reliability", "conformal", "risk-coverage"),
+    *("learning-nll", "learning-accuracy", "learning-kl", "reliability", "conformal", "review-curve"),
+    "risk-coverage",
     *(
         "histogram-aleatoric",
         "histogram-epistemic",
@@ -32,7 +36,8 @@ FIGURES = (
     *("scatter", "most-aleatoric", "most-epistemic", "confidently-wrong"),
 )
 SECTIONS = (
-    *("training", "calibration", "mistakes", "uncertainty", "images", "noise", "classes", "posterior", "about"),
+    *("training", "calibration", "decisions", "mistakes", "uncertainty", "images", "noise", "classes", "posterior"),
+    "about",
 )
 
 
@@ -333,3 +338,27 @@ def test_the_report_says_what_review_buys(evaluation: Evaluation) -> None:
     assert table.rows[0][0] == "0 %"
     assert table.rows[0][3] == f"{wrong:,} of {len(test):,}"
     assert [row[0] for row in table.rows][-1] == "50 %"
+
+
+def test_decisions_are_shown_with_their_rule_and_a_run_without_one_says_how_to_get_it(own_run: Path, tmp_path: Path):
+    evaluation = evaluate(Run.open(own_run), samples=10, bootstrap=20, noise=())
+    without = page_of(evaluation, tmp_path)
+    assert "no rule yet" in without.text
+    assert f"dubito decide {own_run.name} --max-error 0.01" in without.text
+    assert "least like the training images" in without.text
+    assert "novelty above " in without.text
+    rule = decide(Run.open(own_run), Run.open(own_run).validation(), review=0.3, false_alarm=0.05)
+    page = page_of(evaluation, tmp_path)
+    assert "no rule yet" not in page.text
+    assert rule.describe() in page.text
+    assert "exceeds what 5 % of familiar images exceed" in page.text
+    found = decided(evaluation)
+    assert found is not None
+    expected = rule.measure(evaluation.test.prediction, evaluation.test.labels)
+    assert found.measured == expected
+    assert [count for count, _ in found.counts.values()] == [expected.accepted, expected.reviewed, expected.refused]
+    assert found.counts["accept"][1] == expected.wrong
+    assert sum(wrong for _, wrong in found.counts.values()) == int(
+        (evaluation.test.prediction.label != evaluation.test.labels).sum()
+    )
+    assert "review: " in page.text  # beside a thumbnail

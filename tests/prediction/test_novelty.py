@@ -338,7 +338,9 @@ def test_features_are_the_mean_of_the_first_pair_of_draws_in_every_way_to_predic
     predictor.fit_novelty([blobs(600, generator)], [blobs(2000, generator)])
     for count in (3, 30):  # all draws at once, and one after the other
         torch.testing.assert_close(predictor(images[:count]).novelty, expected[:count], atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(predictor.measure_novelty(images[:count]), expected[:count], atol=1e-3, rtol=1e-3)
+        draws, found = predictor.draws_and_novelty(images[:count])
+        torch.testing.assert_close(found, expected[:count], atol=1e-3, rtol=1e-3)
+        assert torch.equal(draws, predictor.draws(images[:count]))
 
 
 def test_a_prediction_by_draws_makes_no_pass_for_novelty(fitted: dubito.Predictor) -> None:

@@ -106,6 +106,11 @@ class Rule:
         return decisions
 
     @property
+    def refuses(self) -> bool:
+        """Whether it refuses images as unfamiliar."""
+        return self.novelty_threshold is not None
+
+    @property
     def needs_novelty(self) -> bool:
         """Whether it looks at the novelty of images."""
         return self.novelty_threshold is not None or self.score == "novelty"

@@ -34,11 +34,14 @@ def draw(predictor: Predictor, batches: Iterable[Tensor]) -> list[Drawn]:
     parts: list[list[tuple[Tensor, Prediction | None]]] = [[] for _ in members]
     novelty = []
     for batch in batches:
-        if (strange := predictor.measure_novelty(batch)) is not None:
-            novelty.append(strange.cpu())
+        strange = predictor.measure_novelty(batch) if predictor not in members else None
         for found, member in zip(parts, members, strict=True):
             own = None if member.head.unit == "probability" else member(batch).to("cpu")
-            found.append((member.draws(batch).float().cpu(), own))
+            draws, measured = member.draws_and_novelty(batch)
+            strange = measured if member is predictor else strange
+            found.append((draws.float().cpu(), own))
+        if strange is not None:
+            novelty.append(strange.cpu())
     made = [_drawn(member, found) for member, found in zip(members, parts, strict=True)]
     if novelty:
         made[0] = replace(made[0], prediction=replace(made[0].prediction, novelty=torch.cat(novelty)))

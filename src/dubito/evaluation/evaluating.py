@@ -251,6 +251,7 @@ def _predict_jobs(
     with progress_bar("Evaluating", total, shown=options.progress) as advance:
         for run, seed in zip(runs, _member_seeds(options.seed, len(runs)), strict=True):
             predictor = _predictor(run.load(checkpoint).to(options.device), options, seed, len(runs))
+            predictor.use_novelty(run, checkpoint)
             if len(runs) > 1 and predictor.head.unit != "probability":
                 raise OptionError(
                     f"{run.path} has the {predictor.head.name} head, whose uncertainties are those of logits: it "

@@ -42,6 +42,7 @@ __all__ = [
     "noise_response",
     "posterior_by_layer",
     "reliability_diagram",
+    "review_curve",
     "risk_coverage",
     "risk_window",
     "std_over_epochs",
@@ -161,6 +162,35 @@ def risk_coverage(ax: Axes, errors: ArrayLike, uncertainties: Mapping[str, Array
     ax.set_xlabel("share of images kept")
     ax.set_ylabel("error rate among them")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1.2)
+
+
+def review_curve(
+    ax: Axes,
+    errors: ArrayLike,
+    doubt: ArrayLike,
+    chosen: tuple[float, float] | None = None,
+    limit: float | None = None,
+) -> None:
+    """The error of the rest against the share of images that are reviewed, the most doubtful ones.
+
+    `chosen` is where a rule is (share of images that it does not accept, error of the rest), `limit` what it promises.
+    """
+    wrong = _tensor(errors).bool()
+    rate = max(float(wrong.double().mean()), 1 / len(wrong))
+    right = min(max(10 * rate, 1.5 * (chosen[0] if chosen else 0.0), 0.1), 1.0)
+    coverage, risk = _risk_curve(_tensor(doubt), wrong, 1 - right)
+    ax.plot(1 - coverage, risk, color=COLORS["aleatoric"])
+    if limit is not None and limit < 4 / 3 * rate:
+        ax.axhline(limit, color=COLORS["muted"], linewidth=0.8, linestyle=(0, (5, 2)))
+        ax.annotate("promised", (right, limit), (-2, 3), textcoords="offset points", ha="right", color=COLORS["muted"])
+    if chosen is not None:
+        ax.plot(*chosen, "o", color=COLORS["wrong"])
+        ax.annotate("the rule", chosen, (6, 6), textcoords="offset points", color=COLORS["wrong"])
+    ax.set_xlim(0, right)
+    ax.set_ylim(0, rate * 4 / 3)
+    _in_percent(ax.xaxis, ax.yaxis)
+    ax.set_xlabel("share of images reviewed")
+    ax.set_ylabel("error of the rest")
 
 
 def risk_window(errors: ArrayLike) -> tuple[float, float]:

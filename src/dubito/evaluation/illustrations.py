@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dubito.data import in_memory, shrunk
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
+from dubito.evaluation.decided import decided, doubt_of
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
@@ -44,6 +45,7 @@ GALLERY_SIZE = 12
 GALLERIES = {
     "most-aleatoric": "The most aleatoric images",
     "most-epistemic": "The most epistemic images",
+    "most-novel": "The images that are least like the training images",
     "confidently-wrong": "Most confidently wrong",
 }
 
@@ -80,6 +82,7 @@ def illustrations(evaluation: Evaluation, network: nn.Module | None) -> dict[str
     return {
         "training": list(_training(evaluation)),
         "calibration": list(_calibration(evaluation)),
+        "decisions": list(_decisions(evaluation)),
         "mistakes": list(_mistakes(evaluation)),
         "uncertainty": list(_uncertainty(evaluation)),
         "images": list(_galleries(evaluation)),
@@ -185,6 +188,26 @@ def _set_sizes(evaluation: Evaluation) -> dict[str, Tensor]:
     return sizes
 
 
+def _decisions(evaluation: Evaluation) -> Iterator[Illustration]:
+    found = decided(evaluation)
+    name, doubt = doubt_of(evaluation, found.rule if found else None)
+    chosen, limit, where = None, None, ""
+    if found is not None and found.measured.error is not None:
+        chosen, limit = (1 - found.measured.coverage, found.measured.error), found.rule.error_bound
+        where = (
+            " The dot is the rule, which also refuses unfamiliar images."
+            if found.rule.refuses
+            else " The dot is the rule."
+        )
+    yield Illustration(
+        "review-curve",
+        "What review buys",
+        f"How many of the other test images are wrong if the most doubtful ones (by {name.replace('_', ' ')}) are "
+        f"reviewed by a person.{where}",
+        partial(figures.review_curve, errors=_wrong(evaluation.test), doubt=doubt, chosen=chosen, limit=limit),
+    )
+
+
 def _mistakes(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
     values = {name: v for name, v in uncertainties(test.prediction).items() if name in measured(evaluation)}
@@ -278,6 +301,8 @@ def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
     chosen = {"most-aleatoric": prediction.aleatoric.argsort(descending=True, stable=True)}
     if has_epistemic(evaluation):
         chosen["most-epistemic"] = prediction.epistemic.argsort(descending=True, stable=True)
+    if prediction.novelty is not None:
+        chosen["most-novel"] = prediction.novelty.argsort(descending=True, stable=True)
     surest = (prediction.confidence * wrong).argsort(descending=True, stable=True)
     chosen["confidently-wrong"] = surest[: int(wrong.sum())]
     return {name: index[:GALLERY_SIZE] for name, index in chosen.items() if len(index)}

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dubito import __version__
+from dubito.decisions import REVIEW, Rule
+from dubito.decisions.words import percent as in_words
+from dubito.evaluation.decided import Decided, decided, finds_mistakes
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.headline import exact_percent, percent
-from dubito.evaluation.metrics import percentile, risk_coverage, uncertainties
+from dubito.evaluation.metrics import percentile, uncertainties
 from dubito.evaluation.reviewing import review
 from dubito.evaluation.thumbnails import PICTURE, data_uri, sheet
 from dubito.prediction import Prediction
@@ -73,6 +76,7 @@ def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) 
             shown["calibration"],
             list(_calibration_tables(evaluation)),
         ),
+        _decision_section(evaluation, shown["decisions"]),
         Section(
             "mistakes",
             "Finding mistakes",
@@ -149,7 +153,7 @@ def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
 
 def _review_table(evaluation: Evaluation) -> Table:
     """So many images are reviewed, so many of the rest are wrong."""
-    test, name = evaluation.test, _finds_mistakes(evaluation)
+    test, name = evaluation.test, finds_mistakes(evaluation)
     assert test.labels is not None
     wrong = test.prediction.label != test.labels
     rows = [
@@ -169,15 +173,46 @@ def _review_table(evaluation: Evaluation) -> Table:
     return Table("What review buys", ("reviewed", "error of the rest", "interval", "mistakes left"), rows, note)
 
 
-def _finds_mistakes(evaluation: Evaluation) -> str:
-    """The uncertainty with the smallest AURC on validation images; without them, the lack of confidence."""
-    held_out = evaluation.validation
-    if not len(held_out):
-        return "confidence"
-    assert held_out.labels is not None
-    wrong = held_out.prediction.label != held_out.labels
-    scores = uncertainties(held_out.prediction)
-    return min(reversed(scores), key=lambda name: risk_coverage(scores[name], wrong).area)
+def _decision_section(evaluation: Evaluation, shown: Sequence[dict[str, Any]]) -> Section:
+    """What the run's rule does with the test images; without a rule, how to get one."""
+    found = decided(evaluation)
+    if found is None:
+        place = evaluation.runs[0].path.resolve().name if evaluation.runs else ""
+        command = f"`dubito decide {place} --max-error 0.01`" if place else "`dubito.decisions.fit`"
+        text = f"There is no rule yet that says which predictions to accept: {command} fits one, with a guarantee."
+        return Section("decisions", "Decisions", [text], shown, beside=True)
+    rule, measured = found.rule, found.measured
+    error = (
+        "" if measured.error is None else f" Measured on these test images: {exact_percent(measured.error)} are wrong."
+    )
+    texts = [rule.describe() + error, _causes_text(rule)]
+    return Section("decisions", "Decisions", texts, shown, [_decision_table(found)], beside=True)
+
+
+def _causes_text(rule: Rule) -> str:
+    """What leads to which decision and reason."""
+    alarm = "" if rule.false_alarm is None else in_words(rule.false_alarm)
+    refused = f" It is unfamiliar if its novelty exceeds what {alarm} of familiar images exceed." if alarm else ""
+    return (
+        f"An image is reviewed if its {_spoken(rule.score)} is above the rule's threshold; the reason is whichever "
+        "uncertainty is rarer among validation images: aleatoric (ambiguous) or epistemic (undecided, the draws "
+        f"disagree).{refused}"
+    )
+
+
+def _decision_table(found: Decided) -> Table:
+    prediction = found.prediction
+    assert prediction.decision is not None
+    assert prediction.reason is not None
+    rows = []
+    for name, (images, wrong) in found.counts.items():
+        whole = exact_percent(images / max(len(prediction), 1))
+        rows.append((name, f"{images:,}", whole, exact_percent(wrong / images) if images else "–"))  # noqa: RUF001
+        reasons = prediction.reason[prediction.decision == name].tolist()
+        if name == REVIEW:
+            rows += [(f"… {why}", f"{reasons.count(why):,}", "", "") for why in sorted(set(reasons))]
+    note = "Wrong: the share of such images whose predicted class is not the true one."
+    return Table("What the rule does", ("decision", "images", "share", "wrong"), rows, note)
 
 
 def _spoken(name: str) -> str:
@@ -370,9 +405,10 @@ def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
 
 def _above(evaluation: Evaluation, kind: str, values: torch.Tensor) -> list[str]:
     """For each uncertainty, of how many validation images it exceeds that, such as ``94 %``; nothing without these."""
-    if not len(evaluation.validation):
+    known = getattr(evaluation.validation.prediction, kind) if len(evaluation.validation) else None
+    if known is None:
         return []
-    usual = getattr(evaluation.validation.prediction, kind).sort().values
+    usual = known.sort().values
     return [_most(share) for share in percentile(usual, values).tolist()]
 
 
@@ -398,15 +434,17 @@ def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
     captions = {
         "most-aleatoric": "Would a person be sure?",
         "most-epistemic": f"The draws of the network disagree most about these{look}.",
+        "most-novel": "Measured in the network's features: its answers mean least where it has seen nothing like it.",
         "confidently-wrong": "Where its confidence misleads most: bad labels are found here too.",
     }
+    found = decided(evaluation)
     for name, index in chosen_images(evaluation).items():
-        items = [_item(evaluation, number) for number in index.tolist()]
+        items = [_item(evaluation, number, found) for number in index.tolist()]
         side = min(evaluation.test.images.shape[-1], PICTURE)
         yield {"name": name, "title": GALLERIES[name], "caption": captions[name], "pictures": items, "side": side}
 
 
-def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
+def _item(evaluation: Evaluation, number: int, found: Decided | None) -> dict[str, Any]:
     from dubito.evaluation.figures import likeliest
     from dubito.evaluation.illustrations import has_epistemic, probability_std
 
@@ -414,7 +452,9 @@ def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
     assert test.labels is not None
     prediction = test.prediction[number]
     truth, label = int(test.labels[number]), int(prediction.label)
-    kinds = ("aleatoric", "epistemic") if has_epistemic(evaluation) else ("aleatoric",)
+    kinds = ["aleatoric", "epistemic"] if has_epistemic(evaluation) else ["aleatoric"]
+    if prediction.novelty is not None:
+        kinds.append("novelty")
     probs, spread = prediction.probs[0].tolist(), probability_std(evaluation, number).tolist()
     return {
         "uri": data_uri(test.images[number]),
@@ -422,9 +462,15 @@ def _item(evaluation: Evaluation, number: int) -> dict[str, Any]:
         "predicted": names[label],
         "correct": truth == label,
         "name": test.name_of(number),
-        "doubts": [_doubt(evaluation, kind, prediction) for kind in kinds],
+        "doubts": [*_decided(found, number), *(_doubt(evaluation, kind, prediction) for kind in kinds)],
         "bars": [_bar(names[i], probs[i], spread[i], i == truth, i == label) for i in likeliest(probs, truth)],
     }
+
+
+def _decided(found: Decided | None, number: int) -> list[str]:
+    if found is None or found.prediction.decision is None or found.prediction.reason is None:
+        return []
+    return [f"{found.prediction.decision[number]}: {found.prediction.reason[number]}"]
 
 
 def _doubt(evaluation: Evaluation, kind: str, prediction: Prediction) -> str:

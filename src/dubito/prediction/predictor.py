@@ -25,7 +25,16 @@ from dubito.models.ensemble import Ensemble
 from dubito.prediction.calibrated import calibrate
 from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
 from dubito.prediction.moments import MomentDraws
-from dubito.prediction.novelty import FILE, Meter, Novelty, Observed, find_layers, fit, multiplications
+from dubito.prediction.novelty import (
+    FILE,
+    Meter,
+    Novelty,
+    Observed,
+    find_layers,
+    fit,
+    multiplications,
+    reference_numbers,
+)
 from dubito.prediction.pictures import Picture, as_pictures, read_pictures
 from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
@@ -40,9 +49,6 @@ __all__ = ["Method", "Predictor", "predict"]
 
 MEMORY = 1 << 30
 """Bytes of drawn weights that a predictor keeps unless asked."""
-
-LEAST_NUMBERS = 1 << 17
-"""Numbers of reference features that novelty may keep of a layer, however cheap the network is."""
 
 
 class Method(str, Enum):
@@ -248,8 +254,7 @@ class Predictor:
                 raise ShapeError("There are no images to fit novelty on: the batches are empty.")
             few = first[0][:2].to(self.device)
             layers = find_layers(draws.mean_network(), few)
-            # Two layers are searched with as many multiplications as one pass of the network has, of ten or so.
-            numbers = max(multiplications(draws.mean_network(), few) // 2, LEAST_NUMBERS)
+            numbers = reference_numbers(multiplications(draws.mean_network(), few))
             draws.watch(layers)
 
             def observe(images: Tensor) -> Observed:
@@ -261,11 +266,22 @@ class Predictor:
         return fitted
 
     def measure_novelty(self, images: Tensor) -> Tensor | None:
-        """(N,) the novelty of images alone, in one pass; None if it was not fitted."""
+        """(N,) the novelty of images alone, without a prediction; None if it was not fitted."""
         if self._meter is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
             return torch.cat([self._meter(batch.to(self.device), []) for batch in self._batches(images, False)])
+
+    def draws_and_novelty(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The probabilities of each draw (T, N, C), and the novelty (N,) of images if it was fitted."""
+        draws, novelty = [], []
+        for batch in self._batches(images, False):
+            seen: list[Observed] = []
+            draws.append(torch.cat(list(self._drawn(batch, seen if self.measures_by_its_draws else None))))
+            if self._meter is not None:
+                with torch.inference_mode(False), torch.no_grad():
+                    novelty.append(self._meter(batch.to(self.device), seen))
+        return torch.cat(draws, 1), torch.cat(novelty) if novelty else None
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Measure novelty as it was fitted for a run's weights; without effect if it was not."""
@@ -349,8 +365,8 @@ class Predictor:
             split.update(block)
         return split.compute()
 
-    def _drawn(self, batch: Tensor) -> Iterator[Tensor]:
-        """Blocks of drawn probabilities, or of outputs where there are no classes."""
+    def _drawn(self, batch: Tensor, seen: list[Observed] | None = None) -> Iterator[Tensor]:
+        """Blocks of drawn probabilities, or of outputs where there are no classes; `seen` gets the first features."""
         with torch.inference_mode(False), torch.no_grad():
             if self._members:
                 most = math.lcm(*(member.samples for member in self._members))
@@ -358,7 +374,7 @@ class Predictor:
                     for block in member._drawn(batch):
                         yield block.repeat(most // member.samples, *(1,) * (block.dim() - 1))
                 return
-            for block in self._outputs(batch):
+            for block in self._outputs(batch, seen):
                 if self.head.classifies:
                     block = self.head.probs(block.flatten(0, 1)).unflatten(0, block.shape[:2])
                 yield block

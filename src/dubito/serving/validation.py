@@ -33,6 +33,8 @@ __all__ = ["QUANTILE", "RULE", "Usual", "find_usual"]
 
 QUANTILE = 95
 """An uncertainty above that of so many per cent of the validation images is unusual."""
+ALARMS = {"ambiguous": 1 - QUANTILE / 100, "undecided": 1 - QUANTILE / 100, "unfamiliar": FALSE_ALARM}
+"""The share of usual images of which each is said by mistake."""
 RULE = (
     "An image is ambiguous if its aleatoric uncertainty, and the model undecided if its epistemic uncertainty is "
     f"larger than that of {QUANTILE} % of the validation images; it can be both. An image is unlike the training "
@@ -58,6 +60,7 @@ class Usual:
             "samples": self.record.prediction.samples,
             "temperature": found.temperature,
             "coverage": found.coverage,
+            "alarms": ALARMS if self.record.prediction.novelty is not None else {**ALARMS, "unfamiliar": None},
         }
 
     @cached_property

@@ -6,6 +6,7 @@ from dubito.prediction.novelty.fitting import FEWEST, HELD_OUT_IMAGES, TRAINING_
 from dubito.prediction.novelty.layers import Layer, Observed, Observer, find_layers, multiplications
 from dubito.prediction.novelty.meter import Meter
 from dubito.prediction.novelty.novelty import FALSE_ALARM, FILE, Novelty
+from dubito.prediction.novelty.scores import reference_numbers
 
 __all__ = [
     "FALSE_ALARM",
@@ -21,4 +22,5 @@ __all__ = [
     "find_layers",
     "fit",
     "multiplications",
+    "reference_numbers",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "NeighboursAndEnergy",
     "RelativeMahalanobis",
     "Score",
+    "reference_numbers",
     "restored",
 ]
 
@@ -39,11 +40,24 @@ NEIGHBOURS = 5
 """Which neighbour's distance counts."""
 NUMBERS = 1 << 20
 """Numbers of reference features that a layer keeps at most: 2 MB in half precision."""
+LEAST_NUMBERS = 1 << 17
+"""Numbers of reference features that a layer may keep, however cheap the network is."""
 SHRINKAGE = 1e-2
 """Share of the mean variance that is added to a covariance's diagonal, so that it can be inverted."""
 
 GAUSSIAN = ("means", "whitening", "mean", "whitening_of_all")
 """The tensors of Gaussian scores."""
+
+
+def reference_numbers(multiplications: int) -> int:
+    """Numbers of reference features that a layer may keep for a network with so many multiplications: an eighth.
+
+    Five layers are then searched with fewer multiplications than one pass has, of ten or so.
+
+    >>> reference_numbers(4_000_000), reference_numbers(40_000_000) == NUMBERS
+    (500000, True)
+    """
+    return min(max(multiplications // 8, LEAST_NUMBERS), NUMBERS)
 
 
 class Score(nn.Module, ABC):
@@ -95,7 +109,7 @@ class Neighbours(Score):
         """From training images, of which those at the front are kept (`numbers` features in all), and held-out ones."""
         references = []
         for features in seen.features:
-            count = max(min(numbers, NUMBERS) // features.shape[1], 10 * NEIGHBOURS)
+            count = max(numbers // features.shape[1], 10 * NEIGHBOURS)
             references.append(F.normalize(features[:count], dim=1).half().float())  # as a file has them
         measured = cls(references, torch.zeros(()), torch.ones(()), **options).distances(held_out)
         return cls(references, measured.mean(0), measured.std(0).clamp_min(1e-6), **options)

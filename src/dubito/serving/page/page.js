@@ -361,6 +361,8 @@ function introduce() {
   byId("redraw").hidden = fixed;
   for (const kind of KINDS) byId(kind).querySelector(".unit").textContent = words.unit(model);
   byId("unit-words").textContent = words.unitExplained(model);
+  byId("rates").hidden = !model.validation;
+  byId("rates").textContent = words.rates(model);
   byId("point-words").hidden = !fixed;
   byId("point-words").textContent = words.POINT_ESTIMATE;
   const side = model.size;
@@ -387,6 +389,7 @@ function showNothing() {
   byId("bars-words").textContent = "";
   byId("seen").hidden = true;
   byId("seen-words").textContent = "";
+  byId("novelty").hidden = true;
   byId("status").textContent = "";
   for (const kind of KINDS) {
     const place = byId(kind);
@@ -403,13 +406,8 @@ function show() {
   const { prediction, truth } = current;
   const sure = make("small", {}, `${words.probable(prediction.confidence)} probable`);
   byId("says").replaceChildren("It says ", make("b", {}, prediction.label), " ", sure);
-  byId("decision").hidden = !prediction.decision;
-  if (prediction.decision) {
-    byId("decision").dataset.decision = prediction.decision;
-    byId("decision").replaceChildren(make("b", {}, words.decided(prediction.decision)), ` ${prediction.reason}`);
-    byId("decision").title = model.decision || "";
-  }
-  byId("sentence").textContent = `${prediction.verdict.sentence} ${words.novelty(prediction)}`;
+  showDecision(prediction);
+  byId("sentence").textContent = `${prediction.verdict.sentence} `;
   const right = truth === prediction.label;
   const told = right ? "The answer is right." : `The answer is wrong: this is ${truth}.`;
   if (truth !== null) byId("sentence").append(make("b", { class: right ? "right" : "wrong" }, told));
@@ -421,9 +419,35 @@ function show() {
   byId("answer").classList.remove("old");
   showBars();
   for (const kind of KINDS) showDoubt(kind);
+  showNovelty(prediction);
   showCurves();
   buttons();
   announce();
+}
+
+/** What to do with the answer, before the answer itself; without a rule, how to get one. */
+function showDecision({ decision, reason }) {
+  const place = byId("decision");
+  place.hidden = false;
+  place.title = model.decision ?? "";
+  if (!decision) {
+    delete place.dataset.decision;
+    place.textContent = words.undecided(model);
+    return;
+  }
+  place.dataset.decision = decision;
+  place.replaceChildren(make("b", {}, words.decided(decision)), ` ${reason}. `, make("small", {}, model.decision ?? ""));
+}
+
+function showNovelty(prediction) {
+  const place = byId("novelty"), share = prediction.novelty?.percentile;
+  place.hidden = share === undefined;
+  if (place.hidden) return;
+  const meter = place.querySelector(".meter"), rank = words.novelty(prediction);
+  meter.setAttribute("aria-valuenow", Math.round(100 * share));
+  meter.setAttribute("aria-valuetext", rank);
+  meter.firstElementChild.style.width = `max(2px, ${100 * share}%)`;
+  place.querySelector(".rank").textContent = rank;
 }
 
 function showBars() {

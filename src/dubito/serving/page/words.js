@@ -89,8 +89,23 @@ export function means(kind, prediction, model) {
 export function novelty(prediction) {
   if (!prediction.novelty) return "";
   const share = prediction.novelty.percentile;
-  if (share >= .995) return "Novelty: more unlike the training images than nearly all validation images. ";
-  return `Novelty: more unlike the training images than ${percent(share, 0)} of the validation images. `;
+  if (share >= .995) return "More unlike the training images than nearly all validation images.";
+  return `More unlike the training images than ${percent(share, 0)} of the validation images.`;
+}
+
+/** How often usual images are called unusual, for each thing that a sentence can say. */
+export function rates(model) {
+  const { alarms } = model.validation ?? {};
+  if (!alarms) return "";
+  const drawn = model.inference !== "frequentist";
+  const said = [`ambiguous ${percent(alarms.ambiguous, 0)}`, drawn && `undecided ${percent(alarms.undecided, 0)}`,
+    alarms.unfamiliar && `unlike the training images ${percent(alarms.unfamiliar, 0)}`].filter(Boolean);
+  return `Of usual images, the sentence calls ${said.join(", ")}.`;
+}
+
+/** Why there is no decision. */
+export function undecided(model) {
+  return model.decision ? "No decision: the rule is for draws of the weights." : "No rule yet: dubito decide RUN says what to accept.";
 }
 
 /** Where the image stands among the validation images. */
