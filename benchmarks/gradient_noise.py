@@ -4,15 +4,21 @@
 
 The noise is the trace of the covariance of the likelihood's gradient over draws on a fixed batch of the run's training
 images, as a multiple of `local`'s: for the means, and for the parameters of the standard deviations. KL has no noise.
-A figure is the median over the batches, with the lowest and the highest. Times are medians of forward and backward
-passes, in turns in one process. Noise times time, the last column, is the variance that is left after a given time of
-averaging gradients of the means: the lower, the better. `--out` writes the results for docs/choosing.md.
+A figure is the median over the batches, with the lowest and the highest. Times are medians of the processor's time for
+forward and backward passes, in turns in one process. Noise times time, the last column, is the variance that is left
+after a given time of averaging gradients of the means: the lower, the better. `--out` writes the results for
+docs/choosing.md.
+
+Natural gradients average h' = dL/dsigma / sigma, an estimate of the curvature. The second table has its noise as the
+root mean square over the weights of the standard deviation of N sigma^2 h', which is its error relative to a curvature
+that has settled; the steps over which h has to be averaged until its error is 10 %; and their time in steps of `local`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -29,6 +35,7 @@ from dubito.files import write_atomically
 from dubito.heads import Head, resolve_head
 from dubito.runs.run import Run
 from dubito.training import ImageData
+from dubito.variational.posterior import posteriors
 
 ESTIMATORS: dict[str, Estimator] = {
     "local": Local(),
@@ -38,6 +45,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "weight, 4 antithetic draws": Weight(4, antithetic=True),
 }
 COLUMNS = ("noise of means", "noise of deviations", "time", "noise x time")
+CURVATURE_COLUMNS = ("error of h' in a step", "steps until 10 %", "time until 10 %")
 
 
 def main() -> None:
@@ -51,7 +59,7 @@ def main() -> None:
         parser.error("a variance needs --draws of at least 2 and --batches of at least 1.")
     torch.set_flush_denormal(True)
     results = [measure(Run.open(path), given.batches, given.draws) for path in given.runs]
-    print("\n\n".join(map(markdown, results)))
+    print("\n\n".join(f"{markdown(result)}\n\n{curvature_markdown(result)}" for result in results))
     if given.out:
         write_atomically(given.out, json.dumps(results, indent=2) + "\n")
 
@@ -86,20 +94,22 @@ def measure(run: Run, batches: int, draws: int) -> dict[str, Any]:
     head = resolve_head(model)
     torch.manual_seed(0)
     relative: dict[str, list[tuple[float, float]]] = {name: [] for name in ESTIMATORS}
+    errors: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
     times: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
     for batch in islice(images.batches(images.train_part, train=True), batches):
-        noises = {name: (Noise(), Noise()) for name in ESTIMATORS}
+        noises = {name: (Noise(), Noise(), Noise()) for name in ESTIMATORS}
         for _ in range(draws):
             for name, estimator in ESTIMATORS.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 gradients = dict(likelihood_gradients(model, head, estimator, *batch))
-                times[name].append(time.perf_counter() - start)
-                for noise, wanted in zip(noises[name], (True, False), strict=True):
-                    parts = [g.flatten() for key, g in gradients.items() if key.endswith("_mean") is wanted]
-                    noise.add(torch.cat(parts))
+                times[name].append(time.process_time() - start)
+                for noise, kind in zip(noises[name], (".mean", ".rho"), strict=False):
+                    noise.add(torch.cat([g.flatten() for key, g in gradients.items() if key.endswith(kind)]))
+                noises[name][2].add(run.data.num_data * curvature(model, gradients))
         unit = [noise.trace for noise in noises["local"]]
         for name, found in noises.items():
             relative[name].append((found[0].trace / unit[0], found[1].trace / unit[1]))
+            errors[name].append(math.sqrt(found[2].trace / found[2].mean.numel()))
     cost = {name: statistics.median(taken) for name, taken in times.items()}
     rows = {}
     for name in ESTIMATORS:
@@ -107,6 +117,7 @@ def measure(run: Run, batches: int, draws: int) -> dict[str, Any]:
         rows[name] = {
             "noise_of_means": summary(means),
             "noise_of_deviations": summary(deviations),
+            "error_of_curvature": summary(tuple(errors[name])),
             "time": cost[name] / cost["local"],
             "milliseconds": 1000 * cost[name],
         }
@@ -124,6 +135,15 @@ def likelihood_gradients(
     return zip(names, torch.autograd.grad(loss, parameters), strict=True)
 
 
+def curvature(model: nn.Module, gradients: dict[str, Tensor]) -> Tensor:
+    """sigma^2 h' of all weights, which is sigma dL/dsigma."""
+    found = []
+    for name, q in posteriors(model).items():
+        rho = model.get_parameter(f"{name}.rho").detach()
+        found.append((q.std.detach() * gradients[f"{name}.rho"] / torch.sigmoid(rho)).flatten())
+    return torch.cat(found)
+
+
 def summary(values: tuple[float, ...]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
@@ -135,6 +155,16 @@ def markdown(result: dict[str, Any]) -> str:
         noises = ["{:.3g} ({:.3g} .. {:.3g})".format(*row[key]) for key in ("noise_of_means", "noise_of_deviations")]
         both = row["noise_of_means"][0] * row["time"]
         lines.append(f"| {name} | {' | '.join(noises)} | {row['time']:.2f} | {both:.3g} |")
+    return "\n".join(lines)
+
+
+def curvature_markdown(result: dict[str, Any]) -> str:
+    lines = [f"| {result['run']} | {' | '.join(CURVATURE_COLUMNS)} |", "| --- " * (1 + len(CURVATURE_COLUMNS)) + "|"]
+    for name, row in result["rows"].items():
+        # a mean that forgets a share r in every step has the variance r / 2, and reaches over 1 / r steps
+        steps = max(1.0, (row["error_of_curvature"][0] / 0.1) ** 2 / 2)
+        error = "{:.3g} ({:.3g} .. {:.3g})".format(*row["error_of_curvature"])
+        lines.append(f"| {name} | {error} | {steps:,.0f} | {steps * row['time']:,.0f} |")
     return "\n".join(lines)
 
 

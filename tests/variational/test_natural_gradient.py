@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -445,3 +447,12 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_changes() -> N
     for name, parameter in network.named_parameters():
         assert torch.equal(parameter, before[0][name])
     assert str(optimizer.state_dict()) == str(before[1])
+
+
+def test_the_documents_example_runs() -> None:
+    torch.set_default_dtype(torch.float32)
+    text = (Path(__file__).parents[2] / "docs/natural-gradient.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code, "docs/natural-gradient.md", "exec"), names)
+    assert all(bool(parameter.isfinite().all()) for parameter in names["model"].parameters())  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ The layers hold sigma, and so h needs no memory of its own: with x = (h' + delta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -31,15 +31,19 @@ from dubito.variational.posterior import posteriors
 
 __all__ = ["NaturalGradient", "rate_for"]
 
-RENEWALS = 1.0
-"""r times the number of steps: how often h forgets what it was in the course of a training."""
+AT_ONCE = 1 << 17
+"""Weights that move in one go, unless a single tensor has more."""
+
+RENEWALS = 0.25
+"""r times the number of steps: how often h forgets what it was in the course of a training. One draw a step makes h' so
+noisy that more would not follow the curvature, but the noise, in trainings of a few epochs."""
 
 
 def rate_for(steps: int) -> float:
     """r for a training of so many steps.
 
     >>> rate_for(2000)
-    0.0005
+    0.000125
     """
     return min(0.1, RENEWALS / steps)
 
@@ -135,15 +139,16 @@ class NaturalGradient(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         moved = [q for q in self._posteriors if q.mean.grad is not None]
-        if moved:
-            self._move(moved, *_gradients(moved))
+        of_mean, of_rho = _gradients(moved)
+        self.param_groups[0]["step"] += bool(moved)
+        for some in _together(moved):
+            self._move(moved[some], of_mean[some], of_rho[some])
         if self._others is not None:
             self._others.step()
         return loss
 
     def _move(self, moved: list[StdPosterior], of_mean: list[Tensor], of_rho: list[Tensor]) -> None:
         group = self.param_groups[0]
-        group["step"] += 1
         priors = [q.prior.gaussian(q) for q in moved]
         means: list[Tensor] = [q.mean for q in moved]
         variance = self._new_variance([q.rho for q in moved], of_rho, [variance for _, variance in priors])
@@ -160,13 +165,12 @@ class NaturalGradient(Optimizer):
     def _new_variance(self, rhos: list[nn.Parameter], of_rho: list[Tensor], spreads: list[Tensor]) -> list[Tensor]:
         """Renew h, write the standard deviations that belong to it into the layers, and return their squares."""
         # An erased weight has the standard deviation 0, which no quotient may see.
-        stds = [softplus(rho).clamp_min_(torch.finfo(rho.dtype).tiny) for rho in rhos]
-        # (N / t) sigma dL/dsigma, where dL/dsigma = dL/drho / (1 - exp(-sigma))
-        x = torch._foreach_mul(of_rho, stds)
-        slope = torch._foreach_neg(stds)
-        torch._foreach_expm1_(slope)
-        torch._foreach_div_(x, slope)
-        torch._foreach_mul_(x, -self._scale)
+        tiny = torch.finfo(rhos[0].dtype).tiny
+        stds = [softplus(rho).clamp_min_(tiny) for rho in rhos]
+        # (N / t) sigma dL/dsigma, where dL/dsigma = dL/drho / sigmoid(rho)
+        x = list(torch._foreach_mul(of_rho, stds))
+        torch._foreach_div_(x, [torch.sigmoid(rho).clamp_min_(tiny) for rho in rhos])
+        torch._foreach_mul_(x, self._scale)
         torch._foreach_add_(x, torch._foreach_div(torch._foreach_mul(stds, stds), spreads))
         # 1 + r x + (r x)^2 / 2 = ((1 + r x)^2 + 1) / 2 with x less 1
         rate = self.param_groups[0]["hessian_rate"]
@@ -180,6 +184,16 @@ class NaturalGradient(Optimizer):
         for rho, std in zip(rhos, stds, strict=True):
             rho.copy_(inverse_softplus(std))
         return list(torch._foreach_mul(stds, stds))
+
+
+def _together(moved: list[StdPosterior]) -> Iterator[slice]:
+    """Which posteriors move in one go: small ones together, to be quick, and large ones alone, to save memory."""
+    begin, size = 0, 0
+    for index, q in enumerate(moved):
+        size += q.mean.numel()
+        if size >= AT_ONCE or index == len(moved) - 1:
+            yield slice(begin, index + 1)
+            begin, size = index + 1, 0
 
 
 def _learning(model: nn.Module) -> list[StdPosterior]:
@@ -229,6 +243,8 @@ def _gradients(moved: list[StdPosterior]) -> tuple[list[Tensor], list[Tensor]]:
     """Of the means and of rho; what would spoil the posteriors is refused before anything has changed."""
     of_mean = [q.mean.grad for q in moved if q.mean.grad is not None]
     of_rho = [q.rho.grad for q in moved if q.rho.grad is not None]
+    if not of_mean:
+        return [], []
     if len(of_rho) < len(of_mean):
         raise OptionError(
             "The means have gradients but the standard deviations have none, so the network was not drawn: use the "
