@@ -54,7 +54,7 @@ TITLES = {
     "resnet18": "ResNet-18 from scratch, Bayesian",
 }
 SCORES = ("entropy", "epistemic", "novelty")
-REQUESTS = 20
+REQUESTS = 10
 """Photographs that the server is asked about, one after the other."""
 
 
@@ -117,11 +117,12 @@ def report(options: argparse.Namespace, name: str) -> dict[str, float]:
 
 
 def predict(options: argparse.Namespace, name: str, network: Path | None = None) -> dict[str, float]:
-    """Predict the test images."""
+    """Predict the test images of one class, of which there are `photographs`."""
     source = network or options.runs / name
     rows = options.runs / f"{name}{'-onnx' if network else ''}.csv"
-    order = [] if network else ["--sort", "given"]
-    return dubito("predict", source, options.photos / "test", *order, "--top", "1", "--out", rows)
+    chosen = next(folder for folder in sorted((options.photos / "test").iterdir()) if folder.is_dir())
+    took = dubito("predict", source, chosen, "--top", "1", "--out", rows)
+    return {**took, "photographs": len(_confidences(rows))}
 
 
 def export(options: argparse.Namespace, name: str) -> dict[str, float]:
@@ -132,7 +133,7 @@ def export(options: argparse.Namespace, name: str) -> dict[str, float]:
 
 
 def predict_onnx(options: argparse.Namespace, name: str) -> dict[str, float]:
-    """Predict the test images with that file, and say how far its confidences are from those of the network."""
+    """Predict them with that file, and say how far its confidences are from those of the network at most."""
     took = predict(options, name, options.runs / f"{name}.onnx")
     own, exported = (_confidences(options.runs / f"{name}{suffix}.csv") for suffix in ("", "-onnx"))
     return {**took, "difference": max(abs(own[path] - exported[path]) for path in own)}
@@ -247,8 +248,14 @@ def tables(found: dict[str, Any]) -> tuple[str, str]:
     cost = [_row(["step", *(TITLES[name] for name in networks)]), _row(["---"] * (len(networks) + 1))]
     for step in STEPS:
         took = [networks[name]["steps"].get(step) for name in networks]
-        cost.append(_row([step.replace("_onnx", " with ONNX"), *map(_cost, took)]))
+        cost.append(_row([_title(step, took), *map(_cost, took)]))
     return "\n".join(quality), "\n".join(cost)
+
+
+def _title(step: str, took: Iterable[dict[str, float] | None]) -> str:
+    count = next((int(one["photographs"]) for one in took if one and "photographs" in one), None)
+    title = f"predict {count} photographs" if count is not None else step
+    return f"{title} with the file" if step == "predict_onnx" else title
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -263,6 +270,7 @@ def _cost(took: dict[str, float] | None) -> str:
     if took is None:
         return "-"
     more = f", {took['request']:.2f} s a photograph" if "request" in took else ""
+    more += f", a file of {took['file']:.0f} MB" if "file" in took else ""
     return f"{took['seconds']:.0f} s, {took['megabytes'] / 1000:.1f} GB{more}"
 
 
