@@ -40,7 +40,7 @@ NETWORKS = {
     "all": [
         *(*LITE, "--init", "{runs}/plain", "--bayesian", "all"),
         *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.05", "--prior", "empirical"),
-        *("--epochs", "1"),
+        *("--epochs", "1", "--no-novelty"),
     ],
     "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "1", "--no-novelty"],
 }
