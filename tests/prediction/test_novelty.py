@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dubito
+from dubito.data import images_at_once
 from dubito.errors import OptionError, RunError, ShapeError
 from dubito.heads import resolve_head
 from dubito.prediction.novelty import Layer, Novelty, Observed, Observer, find_layers
+from dubito.prediction.novelty.fitting import _Sample
 from dubito.prediction.novelty.outliers import OUTLIERS, outliers
 from dubito.prediction.novelty.scores import ClassGaussians, Energy, Entropy, Neighbours, NeighboursAndEnergy
 from dubito.prediction.novelty.trial import area, found, marks
@@ -364,3 +367,26 @@ def test_novelty_of_mc_dropout_is_measured_without_dropout() -> None:
     assert prediction.epistemic.min() > 0
     expected = novelty(Observer(network.eval(), novelty.layers)(images))
     torch.testing.assert_close(prediction.novelty, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_large_images_are_looked_at_a_few_at_a_time() -> None:
+    most: list[int] = []
+    network = nn.Sequential(nn.AvgPool2d(56), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    network[0].register_forward_hook(lambda module, images, output: most.append(len(images[0])))
+    predictor = dubito.Predictor(dubito.attach_head(network, "softmax"))
+    predictor.fit_novelty(torch.randn(60, 1, 224, 224), torch.randn(60, 1, 224, 224))
+    assert 0 < max(most) <= images_at_once(224) < 60
+
+
+def test_a_sample_takes_every_image_that_comes_by_equally_often() -> None:
+    seeds, images, most = 400, 20, 5
+    counts = torch.zeros(images)
+    for seed in range(seeds):
+        sample = _Sample(most, seed)
+        for batch in torch.arange(images).split(3):
+            sample.add(batch)
+        assert len(sample.images.unique()) == most
+        counts[sample.images] += 1
+    share = most / images
+    standard_error = math.sqrt(seeds * share * (1 - share))
+    assert float((counts - seeds * share).abs().max()) < 5 * standard_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dubito.data import DATASETS, status
+from dubito.data import DATASETS, images_at_once, status
 from dubito.decisions import FILE, Measured, Rule, fit
 from dubito.decisions.stored import METHOD
 from dubito.errors import DubitoError
@@ -50,4 +50,4 @@ def predict_test(
         return None
     predictor = Predictor(run, samples)
     with progress_bar("Predicting test images", len(test), shown=progress) as advance:
-        return predictor(noisy_batches(test.images, run, 0.0, 256, 0, advance)), test.labels
+        return predictor(noisy_batches(test.images, run, 0.0, images_at_once(run.data.size), 0, advance)), test.labels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dubito.data import Batches, Dataset
+from dubito.data import Batches, Dataset, images_at_once
 from dubito.files import write_atomically
 from dubito.prediction import Predictor
 from dubito.prediction.novelty import FEWEST, FILE, HELD_OUT_IMAGES, TRAINING_IMAGES, Novelty
@@ -34,4 +34,4 @@ def _some(run: Run, part: Dataset, most: int) -> Batches:
     """Batches of at most so many images, chosen at random."""
     chosen = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:most].sort().values
     images, labels = part.images[chosen], part.labels[chosen]
-    return Batches(images, labels, 256, shuffle=False, mean=run.data.mean, std=run.data.std)
+    return Batches(images, labels, images_at_once(run.data.size), shuffle=False, mean=run.data.mean, std=run.data.std)

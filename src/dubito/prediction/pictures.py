@@ -54,11 +54,12 @@ def _is_pillow(given: Any) -> bool:
 
 
 def read_pictures(pictures: Sequence[Picture], data: DataDescription, batch_size: int) -> Iterator[Tensor]:
-    """Batches of pictures, normalised as the network takes them."""
-    from dubito.data import normalize
+    """Batches of pictures, normalised as the network takes them: of large ones fewer at once."""
+    from dubito.data import images_at_once, normalize
 
-    for start in range(0, len(pictures), batch_size):
-        numbered = enumerate(pictures[start : start + batch_size], start)
+    at_once = images_at_once(data.size, batch_size)
+    for start in range(0, len(pictures), at_once):
+        numbered = enumerate(pictures[start : start + at_once], start)
         images = torch.stack([_read(picture, number, data) for number, picture in numbered])
         yield normalize(images, data.mean, data.std)
 

@@ -11,7 +11,7 @@ from dubito.errors import OptionError, ShapeError
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Layer, Observed
 from dubito.prediction.novelty.novelty import Novelty, rows
-from dubito.prediction.novelty.outliers import outliers
+from dubito.prediction.novelty.outliers import each_kind
 from dubito.prediction.novelty.scores import (
     NUMBERS,
     ClassGaussians,
@@ -53,22 +53,20 @@ def fit(
     that new familiar images will look a little less familiar, and false alarms be more frequent than stated.
     `numbers` bounds the reference features of each layer.
     """
-    _, labels, seen = _collected(observe, head, training, TRAINING_IMAGES, keep=held_out is None)
+    images, labels, seen = _collected(observe, head, training, TRAINING_IMAGES, seed, keep=held_out is None)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    images, own_labels, own = (
-        _collected(observe, head, held_out, HELD_OUT_IMAGES, keep=True) if held_out is not None else (_, labels, seen)
-    )
-    if held_out is None:
+    if held_out is not None:
+        images, own_labels, own = _collected(observe, head, held_out, HELD_OUT_IMAGES, seed, keep=True)
+    else:
         apart, order = order[: len(order) // 10], order[len(order) // 10 :]
-        images, own_labels, own = images[apart], own_labels[apart], own.images(apart)
+        own_labels, own = labels[apart], seen.images(apart)
     labels, seen = labels[order], seen.images(order)
     if min(len(labels), len(own_labels)) < FEWEST:
         raise OptionError(
             f"There are {len(labels)} training and {len(own_labels)} held-out images, but novelty needs at least "
             f"{FEWEST} of each: give more images."
         )
-    chosen = torch.randperm(len(own_labels), generator=torch.Generator().manual_seed(seed))[:TRIAL_IMAGES]
-    strange = {name: _observed(observe, made) for name, made in outliers(images[chosen], seed).items()}
+    strange = {name: _observed(observe, made) for name, made in each_kind(images, seed)}
     tried = []
     for places, score in _candidates(seen, labels, own, head, numbers):
         parts = {name: one.at(places) for name, one in strange.items()}
@@ -104,11 +102,11 @@ def _candidates(
 
 
 def _collected(
-    observe: Observe, head: Head, batches: Labelled, most: int, keep: bool
+    observe: Observe, head: Head, batches: Labelled, most: int, seed: int, keep: bool
 ) -> tuple[Tensor, Tensor, Observed]:
-    """Images (if they are to be kept), labels and features of the first images; labels are the network's own if none
-    are given."""
-    images: list[Tensor] = []
+    """Labels and features of the first images, and if asked some of these images, chosen at random; labels are the
+    network's own if none are given."""
+    some = _Sample(TRIAL_IMAGES if keep else 0, seed)
     labels: list[Tensor] = []
     parts: list[Observed] = []
     count = 0
@@ -123,15 +121,34 @@ def _collected(
                 f"The labels have shape {tuple(own.shape)}, but novelty needs a class for each image: ({len(batch)},)."
             )
         labels.append(own)
-        if keep:
-            images.append(batch.cpu())
+        some.add(batch.cpu())
         if count >= most:
             break
     if not parts:
         raise ShapeError("There are no images to fit novelty on: the batches are empty.")
-    return (torch.cat(images) if keep else torch.empty(0)), torch.cat(labels), Observed.cat(parts)
+    return some.images, torch.cat(labels), Observed.cat(parts)
 
 
-def _observed(observe: Observe, images: Tensor, size: int = 250) -> Observed:
-    parts = [observe(part) for part in images.split(size)]
+class _Sample:
+    """A random choice of at most `most` of the images that come by: those with the smallest random keys."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.images = torch.empty(0)
+        self._most, self._keys = most, torch.empty(0)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, batch: Tensor) -> None:
+        """Let a batch come by."""
+        keys = torch.cat([self._keys, torch.rand(len(batch), generator=self._generator)])
+        chosen = keys.argsort()[: self._most].sort().values
+        if len(chosen) and int(chosen[-1]) >= len(self._keys):  # one of the new ones is among them
+            self.images = torch.cat([self.images, batch] if len(self._keys) else [batch])[chosen]
+            self._keys = keys[chosen]
+
+
+def _observed(observe: Observe, images: Tensor) -> Observed:
+    from dubito.data import images_at_once
+
+    at_once = images_at_once(images.shape[-1]) if images.dim() == 4 else 256
+    parts = [observe(part) for part in images.split(at_once)]
     return Observed.cat([Observed(part.outputs.cpu(), tuple(f.cpu() for f in part.features)) for part in parts])

@@ -6,13 +6,13 @@ no single trick finds them all. None is rotated or mirrored: for many data sets 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["OUTLIERS", "outliers"]
+__all__ = ["OUTLIERS", "each_kind", "outliers"]
 
 Maker = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -23,9 +23,14 @@ def outliers(images: Tensor, seed: int = 0) -> dict[str, Tensor]:
     >>> list(outliers(torch.rand(4, 1, 8, 8)))[:3]
     ['halves', 'quarters', 'sixteenths']
     """
+    return dict(each_kind(images, seed))
+
+
+def each_kind(images: Tensor, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The same, one kind after the other, so that no more than one is in memory."""
     kinds = OUTLIERS if images.dim() == 4 else {name: OUTLIERS[name] for name in ("mixture", "pixels", "noise")}
-    sources = (torch.Generator().manual_seed(seed + number) for number in range(len(kinds)))
-    return {name: make(images, source) for (name, make), source in zip(kinds.items(), sources, strict=True)}
+    for number, (name, make) in enumerate(kinds.items()):
+        yield name, make(images, torch.Generator().manual_seed(seed + number))
 
 
 def _partners(images: Tensor, generator: torch.Generator) -> Tensor:
