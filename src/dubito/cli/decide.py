@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dubito.decisions import Measured, Rule
     from dubito.runs.validation import Validation
 
-__all__ = ["EXAMPLES", "decide"]
+__all__ = ["EXAMPLES", "decide", "usual_false_alarm"]
 
 EXAMPLES = examples(
     "dubito decide runs/mnist --max-error 0.01 --confidence 0.95",
@@ -55,7 +55,7 @@ def decide(
         typer.Option(
             metavar="SHARE",
             help="Refuse images as unfamiliar at this rate of false alarms; 0 for never. [dim]\\[default: 0.01 if the "
-            "run has novelty][/dim]",
+            "run has novelty and 99 validation images][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -92,7 +92,10 @@ def decide(
     require_writable(run / FILE)
     validation = validation_of(opened, moved=data, progress=True)
     if false_alarm is None and validation.prediction.novelty is not None:
-        false_alarm = 0.01
+        false_alarm = usual_false_alarm(len(validation))
+        if not false_alarm:
+            few = f"{len(validation)} validation images are too few to refuse unfamiliar ones at 1 % false alarms"
+            typer.echo(f"{few}, so none is refused; --false-alarm gives a larger rate.")
     options = {"confidence": confidence, "false_alarm": false_alarm or None, "per_class": per_class, "score": score}
     try:
         rule = fit_rule(opened, validation, **goal, **options)
@@ -104,6 +107,17 @@ def decide(
     _show_risks(rule, validation)
     typer.echo(f"\nThe rule is in {run / FILE}.")
     typer.echo(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
+
+
+def usual_false_alarm(images: int) -> float:
+    """The rate of false alarms unless asked: 1 %, or 0 for never where so few validation images cannot tell it.
+
+    >>> usual_false_alarm(99), usual_false_alarm(98)
+    (0.01, 0.0)
+    """
+    from dubito.prediction.novelty import FALSE_ALARM
+
+    return FALSE_ALARM if round((images + 1) * FALSE_ALARM, 9) >= 1 else 0.0
 
 
 def _sentence(rule: Rule, measured: Measured | None) -> str:

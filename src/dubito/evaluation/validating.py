@@ -93,6 +93,8 @@ def calibrate(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Cal
     coverage = suitable_coverage(mistakes, len(part))
     threshold = Conformal.fit(prediction.probs, labels, coverage, "lac").threshold
     places = torch.linspace(0, 1, 101, dtype=torch.float64)
+    kept = metrics.uncertainties(prediction)
+    kept |= {} if prediction.novelty is None else {"novelty": prediction.novelty}
     return Calibration(
         weights=weights,
         images=len(part),
@@ -103,9 +105,7 @@ def calibrate(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Cal
         coverage=coverage,
         threshold=_finite(threshold),
         scores=_scores(part),
-        quantiles={
-            name: score.double().quantile(places).tolist() for name, score in metrics.uncertainties(prediction).items()
-        },
+        quantiles={name: score.double().quantile(places).tolist() for name, score in kept.items()},
     )
 
 

@@ -52,7 +52,7 @@ class Calibration:
         coverage: how often a conformal set is to hold the true class.
         threshold: of conformal sets; a class is inside if 1 - p is at most this. None: every class is.
         scores: how well each uncertainty finds mistakes.
-        quantiles: of each uncertainty, at 0, 1, ..., 100 %.
+        quantiles: of each uncertainty, and of novelty where it was fitted, at 0, 1, ..., 100 %.
     """
 
     weights: str
