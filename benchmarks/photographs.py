@@ -223,7 +223,9 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _aurocs(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: [found[key]["auroc"], *found[key]["auroc_interval"]] for key in SCORES if key in found}
+    """AUROC with its interval, of the scores that differ from image to image."""
+    rows = {key: [found[key]["auroc"], *found[key]["auroc_interval"]] for key in SCORES if key in found}
+    return {key: row for key, row in rows.items() if row != [0.5] * 3}
 
 
 def with_tables(page: str, found: dict[str, Any]) -> str:
@@ -237,13 +239,14 @@ def tables(found: dict[str, Any]) -> tuple[str, str]:
     """How good the networks are, and what each step takes."""
     networks = found["networks"]
     others = list(next(iter(networks.values()), {"ood": {}})["ood"])
-    header = ["network", "accuracy, %", "NLL", "ECE", *(f"{name}: AUROC of {', '.join(SCORES)}" for name in others)]
+    scores = [s for s in SCORES if any(s in found for row in networks.values() for found in row["ood"].values())]
+    header = ["network", "accuracy, %", "NLL", "ECE", *(f"{name}: AUROC of {', '.join(scores)}" for name in others)]
     quality = [_row(header), _row(["---"] * len(header))]
     for name, row in networks.items():
         low, high = row["intervals"]["accuracy"]
         cells = [TITLES[name], f"{100 * row['accuracy']:.1f} ({100 * low:.1f} to {100 * high:.1f})"]
         cells += [f"{row['nll']:.3f}", f"{row['ece']:.3f}"]
-        cells += [", ".join(_auroc(row["ood"].get(other, {}), score) for score in SCORES) for other in others]
+        cells += [", ".join(_auroc(row["ood"].get(other, {}), score) for score in scores) for other in others]
         quality.append(_row(cells))
     cost = [_row(["step", *(TITLES[name] for name in networks)]), _row(["---"] * (len(networks) + 1))]
     for step in STEPS:
