@@ -239,3 +239,30 @@ def test_a_compiled_network_called_alone_opens_its_own_pass():
     assert not torch.equal(compiled(x), compiled(x))
     with one_pass():  # which ended after each call
         assert not torch.equal(compiled(x), outputs[0])
+
+
+def test_sigma_is_computed_once_in_a_pass_and_again_where_it_changed():
+    q = dubito.BayesLinear(2, 2).posteriors["weight"]
+    with one_pass():
+        first = q.std
+        assert q.std is first
+        with torch.no_grad():
+            assert not q.std.requires_grad
+            q.rho.add_(1.0)
+        torch.testing.assert_close(q.std, torch.nn.functional.softplus(q.rho))
+        assert q.std is not first
+    assert q.std is not q.std
+
+
+@pytest.mark.parametrize("estimator", ["local", "weight"])
+def test_a_step_has_the_gradients_of_likelihood_and_divergence_apart(estimator):
+    torch.manual_seed(0)
+    network = dubito.attach_head(dubito.BayesLinear(3, 2, estimator=estimator, dtype=torch.float64), "softmax")
+    x, labels, parameters = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0]), [*network.parameters()]
+    torch.manual_seed(1)
+    terms = dubito.ELBO(7)(network, x, labels)
+    together = torch.autograd.grad(terms.loss, parameters)
+    torch.manual_seed(1)
+    likelihood = torch.autograd.grad(-network.probability_head.log_likelihood(network(x), labels).mean(), parameters)
+    divergence = torch.autograd.grad(dubito.kl_divergence(network) / 7, parameters)
+    torch.testing.assert_close(together, tuple(a + b for a, b in zip(likelihood, divergence, strict=True)))

@@ -2,7 +2,8 @@
 
 Automatic differentiation keeps a tensor for each of softplus, its square and its logarithm, and passes over all of them
 again. With sigma = softplus(rho), KL = sum log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2 has the gradients
-(mu - m) / s^2 and (sigma / s^2 - 1 / sigma) sigmoid(rho).
+(mu - m) / s^2 and (sigma / s^2 - 1 / sigma) sigmoid(rho). Unless a sigma underflows, the second stops at sigma, which a
+pass has computed for its draws already, with the way back to rho.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) ->
     return prior_std.numel() == 1 and runs_eagerly(mean, rho, prior_mean, prior_std)
 
 
-def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-    """KL in nats, a scalar."""
-    result: Tensor = _GaussianKL.apply(mean, rho, softplus(rho.detach()), prior_mean, prior_std)
+def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor, std: Tensor | None = None) -> Tensor:
+    """KL in nats, a scalar; `std` is softplus(rho), if it is there already."""
+    std = softplus(rho) if std is None else std
+    result: Tensor
+    if std.numel() and float(std.detach().amin()) > math.sqrt(torch.finfo(std.dtype).tiny):
+        result = _GaussianKLOfStd.apply(mean, std, prior_mean, prior_std)
+    else:
+        result = _GaussianKL.apply(mean, rho, std.detach(), prior_mean, prior_std)
     return result
 
 
@@ -45,7 +51,33 @@ def _sum_of_squares(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(flat[:end].view(-1, 1024), dim=1).square().sum() + torch.dot(rest, rest)
 
 
+class _GaussianKLOfStd(torch.autograd.Function):
+    """The gradient with respect to sigma."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+        squares = _sum_of_squares(std) + _sum_of_squares(_deviation(mean, prior_mean))
+        constant = (prior_std.log() - 0.5) * mean.numel()
+        return squares / (2 * prior_std.square()).reshape(()) - std.log().sum() + constant.reshape(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mean, std, prior_mean, prior_std = ctx.saved_tensors
+        precision = prior_std.reshape(()).square().reciprocal() * gradient
+        of_mean = _deviation(mean, prior_mean) * precision if ctx.needs_input_grad[0] else None
+        of_std = std * precision - gradient / std if ctx.needs_input_grad[1] else None
+        return of_mean, of_std, None, None
+
+
 class _GaussianKL(torch.autograd.Function):
+    """The gradient with respect to rho, also where sigma underflows."""
+
     generate_vmap_rule = True
 
     @staticmethod

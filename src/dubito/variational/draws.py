@@ -8,15 +8,16 @@ every reading is a fresh draw. Passes belong to their thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from dubito.kernels.eager import runs_eagerly
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "drawn", "drawn_groups", "one_pass", "open_pass"]
+__all__ = ["Pass", "close_pass", "computed_once", "drawn", "drawn_groups", "one_pass", "open_pass"]
 
 
 class Pass:
@@ -29,6 +30,7 @@ class Pass:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         self._weights: dict[tuple[Posterior, int, bool], list[Tensor]] = {}
+        self._computed: dict[tuple[Posterior, bool], tuple[Tensor, int, Tensor]] = {}
 
     def groups(self, posterior: Posterior, count: int, antithetic: bool) -> list[Tensor]:
         """`count` draws of a posterior, in pairs of opposite noise if `antithetic`; the same ones at every call."""
@@ -36,6 +38,14 @@ class Pass:
         if key not in self._weights:
             self._weights[key] = _draw_groups(posterior, count, antithetic, self._generator)
         return self._weights[key]
+
+    def computed(self, posterior: Posterior, source: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `make` computes of a posterior's tensor, with its gradient; once, as long as the tensor is the same."""
+        key = (posterior, torch.is_grad_enabled())
+        known = self._computed.get(key)
+        if known is None or known[0] is not source or known[1] != source._version:
+            known = self._computed[key] = (source, source._version, make(source))
+        return known[2]
 
 
 class _Local(threading.local):
@@ -79,6 +89,14 @@ def close_pass(module: nn.Module, inputs: object, output: object) -> None:
     _thread.depth -= 1
     if _thread.depth == 0:
         _thread.current = _thread.owner = None
+
+
+def computed_once(posterior: Posterior, source: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `make` computes of a posterior's tensor, once in the pass under way."""
+    current = _thread.current
+    if current is None or not runs_eagerly(source) or source.is_inference():
+        return make(source)
+    return current.computed(posterior, source, make)
 
 
 def drawn(posterior: Posterior) -> Tensor:

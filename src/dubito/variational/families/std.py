@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from dubito import kernels
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
+from dubito.variational.draws import computed_once
 from dubito.variational.posterior import DiagonalPosterior, require_std
 from dubito.variational.prior import GaussianPrior
 
@@ -41,7 +42,7 @@ class StdPosterior(DiagonalPosterior):
 
     @property
     def _wide_std(self) -> Tensor:
-        return softplus(at_least_single(self.rho))
+        return computed_once(self, self.rho, lambda rho: softplus(at_least_single(rho)))
 
     @property
     def log_std(self) -> Tensor:
@@ -54,7 +55,7 @@ class StdPosterior(DiagonalPosterior):
             arguments = (self.mean, self.rho, self.prior.mean, self.prior.std)
             kernel = kernels.find("gaussian_kl", *arguments)
             if kernel is not None:
-                divergence: Tensor = kernel(*arguments)
+                divergence: Tensor = kernel(*arguments, self._wide_std)
                 return divergence
         return super().kl_divergence()
 
@@ -80,9 +81,10 @@ class StdPosterior(DiagonalPosterior):
 
 def _joined(group: Sequence[StdPosterior]) -> Tensor:
     """KL of posteriors that have the first one's prior."""
-    mean, rho = (
-        torch.cat([part.flatten() for part in parts]) for parts in ([q.mean for q in group], [q.rho for q in group])
+    mean, rho, std = (
+        torch.cat([part.flatten() for part in parts])
+        for parts in zip(*((q.mean, q.rho, q._wide_std) for q in group), strict=True)
     )
     prior = group[0].prior
-    divergence: Tensor = kernels.TABLE["gaussian_kl"].compute(mean, rho, prior.mean, prior.std)
+    divergence: Tensor = kernels.TABLE["gaussian_kl"].compute(mean, rho, prior.mean, prior.std, std)
     return divergence
