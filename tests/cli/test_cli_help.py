@@ -48,7 +48,7 @@ def test_every_setting_is_a_flag_with_its_default(dubito, monkeypatch) -> None:
         assert field.metadata["help"] in line
         assert "[default: " in line
     (line,) = [line for line in lines if "--learning-rate " in line]
-    assert "[default: 0.002; alexnet: 0.001; vgg16: 0.0002; paper: 0.001; finetune: 0.03; natural: 0.1]" in line
+    assert "[default: 0.002; alexnet: 0.001; vgg16: 0.0002; paper: 0.001; finetune: 0.03; natural: 0.2]" in line
 
 
 def test_bare_commands_print_their_help(dubito) -> None:

@@ -396,3 +396,12 @@ def test_posteriors_that_no_forward_pass_uses_are_named_once(estimator, kl_sampl
     objective(model, x, labels)
     whole = dubito.to_bayesian(Partly(), estimator=estimator, only=["called", "read"])
     objective(whole, x, labels)
+
+
+def test_without_kl_the_loss_is_the_likelihood():
+    model = dubito.BayesLinear(4, 3, estimator="mean")
+    x, y = torch.randn(5, 4), torch.randint(3, (5,))
+    objective = ELBO(num_data=10, head="softmax")
+    terms = objective(model, x, y, with_kl=False)
+    assert terms.kl == 0
+    assert terms.loss == terms.nll == objective(model, x, y).nll

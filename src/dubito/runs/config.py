@@ -365,14 +365,12 @@ RESIDUAL_BY_INFERENCE: dict[str, dict[str, Any]] = {
 weights, because the noise of ``local`` averages out before the global pooling."""
 
 NATURAL: dict[str, Any] = {
-    "learning_rate": 0.1,
-    "centralize": False,
+    "learning_rate": 0.2,
     "estimator": "weight",
     "relative_std": 0.1,
     "prior": "0.2",
     "kl_schedule": "constant",
     "temperature": 1.0,
-    "clip": 0.0,
 }
 """Where other presets differ for the optimiser ``natural``: the true free energy from the first step, and draws of
 weights, which cost least."""

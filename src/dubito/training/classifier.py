@@ -31,6 +31,8 @@ __all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "on
 
 _CONTENT = "dubito"
 """Where a Trainer's checkpoint has what tells how the network is made."""
+KL_EVERY = 100
+"""Steps after which KL is computed anew for those who watch, if the optimiser does not need it."""
 _KEPT = (
     *("num_data", "epochs", "num_classes", "batches_per_epoch", "optimizer", "learning_rate", "lr_schedule", "l2"),
     *("hessian_rate", "centralize", "samples", "validation_samples", "test_samples", "seed"),
@@ -280,8 +282,10 @@ class Classifier(pl.LightningModule):
         self._set_learning_rate((at.epoch + at.batch / total) / self.epochs)
         images, labels = batch
         kl_weight = self.schedule.weight(min(at.batch, total - 1), total, at.epoch)
-        terms = self.objective(self.network, images, labels, kl_weight)
-        nll, kl = terms.nll.item(), terms.kl.item()
+        term = loss_term(optimizer)
+        with_kl = term == "loss" or at.batch % KL_EVERY == 0 or at.batch == total - 1
+        terms = self.objective(self.network, images, labels, kl_weight, with_kl=with_kl)
+        nll, kl = terms.nll.item(), terms.kl.item() if with_kl else self.sums.kl
         if not math.isfinite(nll + kl):
             raise NonFiniteError(
                 f"The loss is not finite in epoch {at.epoch + 1}, batch {at.batch + 1} (NLL {nll:.4g}, KL {kl:.4g}); "
@@ -293,7 +297,7 @@ class Classifier(pl.LightningModule):
         self.sums.nll += nll * len(labels)
         self.sums.kl = kl
         self.sums.steps += 1
-        loss: Tensor = getattr(terms, loss_term(optimizer))
+        loss: Tensor = getattr(terms, term)
         return loss
 
     def _set_learning_rate(self, progress: float) -> None:

@@ -99,8 +99,19 @@ class ELBO:
         self.kl_samples = kl_samples
         self.likelihood = CategoricalLikelihood(**labels)
 
-    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, kl_weight: float | None = None) -> FreeEnergy:
-        """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given."""
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        kl_weight: float | None = None,
+        *,
+        with_kl: bool = True,
+    ) -> FreeEnergy:
+        """The free energy of a minibatch, with KL weighted by `kl_weight`: the temperature, unless it is given.
+
+        Without KL, which is then 0, a step is quicker: :class:`dubito.NaturalGradient` needs the likelihood alone.
+        """
         head = resolve_head(model, self.head)
         if not (head.classifies or self.likelihood.plain):
             raise OptionError(
@@ -120,10 +131,10 @@ class ELBO:
                     likelihoods.append(self.likelihood(log_probs[-1], targets))
                 else:
                     likelihoods.append(head.log_likelihood(outputs, targets))
-                if not divergences or self.kl_samples is not None:  # the closed form is the same for all draws
+                if with_kl and (not divergences or self.kl_samples is not None):  # the closed form is always the same
                     divergences.append(kl_divergence(model, samples=self.kl_samples))
-        kl = torch.stack(divergences).mean() if len(divergences) > 1 else divergences[0]
         nll = -torch.stack(likelihoods).mean()
+        kl = torch.stack(divergences).mean() if divergences else torch.zeros_like(nll)
         _look_for_unused(model, nll)
         weight = self.temperature if kl_weight is None else kl_weight
         return FreeEnergy(nll + weight * kl / self.num_data, nll, kl, _mean_log_probs(log_probs))
