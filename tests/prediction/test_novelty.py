@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dubito.data import images_at_once
 from dubito.errors import OptionError, RunError, ShapeError
 from dubito.heads import resolve_head
 from dubito.prediction.novelty import Layer, Novelty, Observed, Observer, find_layers
-from dubito.prediction.novelty.fitting import _Sample
+from dubito.prediction.novelty.fitting import _chosen, _Sample
 from dubito.prediction.novelty.outliers import OUTLIERS, outliers
 from dubito.prediction.novelty.scores import ClassGaussians, Energy, Entropy, Neighbours, NeighboursAndEnergy
 from dubito.prediction.novelty.trial import area, found, marks
@@ -390,3 +391,13 @@ def test_a_sample_takes_every_image_that_comes_by_equally_often() -> None:
     share = most / images
     standard_error = math.sqrt(seeds * share * (1 - share))
     assert float((counts - seeds * share).abs().max()) < 5 * standard_error
+
+
+def test_of_scores_that_are_alike_the_first_is_taken_and_none_that_entropy_beats() -> None:
+    def tried(*means: float) -> list[Any]:
+        return [(number, (), {"one": mean - 0.1, "two": mean + 0.1}) for number, mean in enumerate(means)]
+
+    assert _chosen(tried(0.895, 0.90, 0.7, 0.5))[0] == 0
+    assert _chosen(tried(0.88, 0.90, 0.895, 0.5))[0] == 1
+    assert _chosen(tried(0.895, 0.90, 0.898))[0] == 1  # entropy, the last, beats the first
+    assert _chosen(tried(0.895, 0.90, 0.91))[0] == 2

@@ -467,3 +467,34 @@ while (walker.nextNode()) {
 }
 return found;
 """
+
+
+def test_the_decision_comes_first_and_rates_of_false_alarms_are_stated(browser: Any, told: Told):
+    visit(browser, told)
+    settled(browser)
+    assert text(browser, "decision") == "No rule yet: dubito decide RUN says what to accept."
+    assert not browser.find_element("id", "novelty").is_displayed()
+    alarms = {"ambiguous": 0.05, "undecided": 0.05, "unfamiliar": 0.01}
+    told.tell(decision="Review 5 % of images.", validation={**model()["validation"], "alarms": alarms})
+    plain = told.predict
+
+    def decided(body: dict[str, Any], headers: Any) -> Any:
+        status, content, extra = plain(body, headers)
+        added = {"decision": "unfamiliar", "reason": "unlike the training images"}
+        novelty = {"value": 3.0, "percentile": 0.87, "score": "neighbours"}
+        parts = [{**one, **added, "novelty": novelty} for one in content["predictions"]]
+        return status, {**content, "predictions": parts}, extra
+
+    told.predict = decided
+    visit(browser, told)
+    settled(browser)
+    assert text(browser, "decision") == "Refuse as unfamiliar: unlike the training images"
+    assert text(browser, "rates") == (
+        "The rule: Review 5 % of images. The sentence above calls 5 % of usual images ambiguous, 5 % undecided, "
+        "1 % unlike the training images."
+    )
+    above = "return document.getElementById(arguments[0]).getBoundingClientRect().top"
+    assert browser.execute_script(above, "decision") < browser.execute_script(above, "says")
+    meter = browser.find_element("css selector", "#novelty .meter")
+    assert meter.get_attribute("aria-valuenow") == "87"
+    assert "more unlike the training images than 87 %" in text(browser, "novelty").lower()

@@ -21,7 +21,7 @@ from dubito.prediction.novelty.scores import (
     NeighboursAndEnergy,
     Score,
 )
-from dubito.prediction.novelty.trial import marks
+from dubito.prediction.novelty.trial import Mark, marks
 
 __all__ = ["FEWEST", "HELD_OUT_IMAGES", "TRAINING_IMAGES", "Labelled", "fit"]
 
@@ -31,11 +31,15 @@ HELD_OUT_IMAGES = 5_000
 """Held-out images that are looked at, at most."""
 TRIAL_IMAGES = 500
 """Held-out images from which outliers are made, at most."""
+ALIKE = 0.01
+"""Marks that differ by less are alike: so much is chance with a few hundred outliers of each kind."""
 FEWEST = 20
 """Images that either part needs."""
 
 Labelled = Iterable[tuple[Tensor, Tensor | None]]
 Observe = Callable[[Tensor], Observed]
+Tried = tuple[Score, tuple[int, ...], Mark]
+"""A score, the numbers of its layers, and its marks."""
 
 
 def fit(
@@ -67,12 +71,11 @@ def fit(
             f"{FEWEST} of each: give more images."
         )
     strange = {name: _observed(observe, made) for name, made in each_kind(images, seed)}
-    tried = []
+    tried: list[Tried] = []
     for places, score in _candidates(seen, labels, own, head, numbers):
         parts = {name: one.at(places) for name, one in strange.items()}
         tried.append((score, places, marks(score, score(own.at(places)), parts)))
-    # Entropy comes last, so that any other must be better, and of two that are alike the simpler wins.
-    best, places, _ = max(reversed(tried), key=lambda entry: sum(entry[2].values()))
+    best, places, _ = _chosen(tried)
     table = rows([(score, tuple(layers[p] for p in where), given) for score, where, given in tried])
     distribution = best(own.at(places)).sort().values
     notes = {
@@ -83,16 +86,23 @@ def fit(
     return Novelty(best, tuple(layers[place] for place in places), distribution, table, notes)
 
 
+def _chosen(tried: list[Tried]) -> Tried:
+    """The first of those that are alike with the best and better than entropy, which comes last; else entropy."""
+    means = [sum(marks.values()) / len(marks) for _, _, marks in tried]
+    least = max(max(means) - ALIKE, means[-1])
+    return next((entry for entry, mean in zip(tried, means, strict=True) if mean > least), tried[-1])
+
+
 def _candidates(
     seen: Observed, labels: Tensor, held_out: Observed, head: Head, numbers: int
 ) -> Iterator[tuple[tuple[int, ...], Score]]:
-    """Every score with the numbers of its layers: each layer alone, and neighbours in all of them."""
+    """Every score with the numbers of its layers, in the order in which they are preferred if they are alike."""
     layers = range(len(seen.features))
     each, every, last = [(place,) for place in layers], tuple(layers), (len(layers) - 1,)
-    for places in dict.fromkeys([*each, every]):
-        yield places, Neighbours.fit(seen.at(places), held_out.at(places), numbers)
-    for places in dict.fromkeys([last, every]):
+    for places in dict.fromkeys([every, last]):
         yield places, NeighboursAndEnergy.fit(seen.at(places), held_out.at(places), numbers, head=head)
+    for places in dict.fromkeys([every, *reversed(each)]):
+        yield places, Neighbours.fit(seen.at(places), held_out.at(places), numbers)
     for places in each:
         gaussians = ClassGaussians.fit(seen.at(places), labels)
         yield places, gaussians

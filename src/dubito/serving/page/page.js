@@ -361,8 +361,8 @@ function introduce() {
   byId("redraw").hidden = fixed;
   for (const kind of KINDS) byId(kind).querySelector(".unit").textContent = words.unit(model);
   byId("unit-words").textContent = words.unitExplained(model);
-  byId("rates").hidden = !model.validation;
   byId("rates").textContent = words.rates(model);
+  byId("rates").hidden = !byId("rates").textContent;
   byId("point-words").hidden = !fixed;
   byId("point-words").textContent = words.POINT_ESTIMATE;
   const side = model.size;
@@ -436,7 +436,7 @@ function showDecision({ decision, reason }) {
     return;
   }
   place.dataset.decision = decision;
-  place.replaceChildren(make("b", {}, words.decided(decision)), ` ${reason}. `, make("small", {}, model.decision ?? ""));
+  place.replaceChildren(make("b", {}, words.decided(decision)), ` ${reason}`);
 }
 
 function showNovelty(prediction) {

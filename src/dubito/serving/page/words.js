@@ -93,14 +93,14 @@ export function novelty(prediction) {
   return `More unlike the training images than ${percent(share, 0)} of the validation images.`;
 }
 
-/** How often usual images are called unusual, for each thing that a sentence can say. */
+/** What the rule promises, and how often usual images are called unusual. */
 export function rates(model) {
-  const { alarms } = model.validation ?? {};
-  if (!alarms) return "";
-  const drawn = model.inference !== "frequentist";
-  const said = [`ambiguous ${percent(alarms.ambiguous, 0)}`, drawn && `undecided ${percent(alarms.undecided, 0)}`,
-    alarms.unfamiliar && `unlike the training images ${percent(alarms.unfamiliar, 0)}`].filter(Boolean);
-  return `Of usual images, the sentence calls ${said.join(", ")}.`;
+  const rule = model.decision ? `The rule: ${model.decision} ` : "", { alarms } = model.validation ?? {};
+  if (!alarms) return rule;
+  const rates = [[alarms.ambiguous, "ambiguous"], [model.inference !== "frequentist" && alarms.undecided, "undecided"],
+    [alarms.unfamiliar, "unlike the training images"]].filter(([share]) => share);
+  const said = rates.map(([share, name], i) => `${percent(share, 0)} ${i ? "" : "of usual images "}${name}`);
+  return `${rule}The sentence above calls ${said.join(", ")}.`;
 }
 
 /** Why there is no decision. */
