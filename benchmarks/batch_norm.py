@@ -3,14 +3,16 @@
     python -m benchmarks.batch_norm RUN [--samples 8] [--images 1024] [--validation 2000] [--json FILE]
 
 A Bayesian network with batch norm has running statistics that its training collected under draws. This compares, for
-the mean network and for draws: these; statistics at the posterior mean; statistics under many draws; and, for draws
-alone, statistics of each draw by itself. The last three are estimated from training images.
+the mean network and for draws: these; statistics at the posterior mean; statistics under many draws, from images that
+are augmented as in training and from images as they are; and, for draws alone, statistics of each draw by itself. All
+but the first are estimated from training images.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from dubito.evaluation.metrics import accuracy, calibration_error, nll
 from dubito.files import write_atomically
 from dubito.heads import resolve_head
 from dubito.runs.run import Run
+from dubito.training import ImageData
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -31,17 +34,24 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     torch.set_grad_enabled(False)
     run = Run.open(options.run)
     network = run.load()
-    whole = run.open_data().train()
-    kept, held_out = run.split(whole)
-    generator = torch.Generator().manual_seed(0)
-    some = kept[torch.randperm(len(kept), generator=generator)[: options.images]]
-    training = list(normalized(run, whole.images[some]).split(128))
-    held_out = held_out[: options.validation]
-    inputs = normalized(run, whole.images[held_out])
-    labels = whole.labels[held_out]
-    rows = measure(network, training, inputs, labels, options.samples)
+    data = ImageData(
+        run.config.data,
+        run.config.batch_size,
+        crop=run.config.crop,
+        size=run.data.size,
+        seed=run.config.seed,
+        validation_fraction=run.config.validation_fraction,
+        fit=run.data.fit,
+    )
+    count = -(-options.images // run.config.batch_size)
+    batches = data.batches(data.train_part, train=True)
+    augmented = [images for images, _ in islice(batches, count)]
+    as_they_are = list(normalized(run, data.train_part.images[: options.images]).split(run.config.batch_size))
+    inputs = normalized(run, data.validation_part.images[: options.validation])
+    labels = data.validation_part.labels[: options.validation]
+    rows = measure(network, augmented, as_they_are, inputs, labels, options.samples)
     for name, row in rows.items():
-        print(f"{name:<44}" + "".join(f"{key} {value:<10.4f}" for key, value in row.items()))
+        print(f"{name:<62}" + "".join(f"{key} {value:<10.4f}" for key, value in row.items()))
     if options.json:
         found = {"run": run.path.resolve().name, "samples": options.samples, "images": len(labels), "rows": rows}
         write_atomically(options.json, json.dumps(found, indent=2) + "\n")
@@ -63,13 +73,14 @@ def normalized(run: Run, images: Any) -> Tensor:
 
 
 def measure(
-    network: nn.Module, training: list[Tensor], inputs: Tensor, labels: Tensor, samples: int
+    network: nn.Module, training: list[Tensor], as_they_are: list[Tensor], inputs: Tensor, labels: Tensor, samples: int
 ) -> dict[str, dict[str, float]]:
     """Accuracy, NLL and calibration error for each choice."""
     choices = {
         "running": network,
         "at the mean": estimate_statistics(deep_copy(network), training, draws=False),
         "under draws": estimate_statistics(deep_copy(network), training * samples),
+        "under draws, images not augmented,": estimate_statistics(deep_copy(network), as_they_are * samples),
     }
     rows = {}
     for name, chosen in choices.items():

@@ -30,6 +30,12 @@ from dubito.files import write_atomically
 
 LITE = ["--model", "examples.efficientnet_lite:lite0", "--preset", "finetune", "--batch-size", "32"]
 BODY = "_conv_stem,_bn0,_blocks,_conv_head,_bn1"
+NORMS = "*_bn0,*_bn1,*_bn2"
+ALL = [
+    *(*LITE, "--init", "{runs}/plain", "--bayesian", "all"),
+    *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.05", "--prior", "empirical"),
+    *("--epochs", "1", "--no-novelty"),
+]
 NETWORKS = {
     "plain": [*LITE, "--init", "{weights}", "--inference", "frequentist", "--epochs", "3"],
     "last": [
@@ -37,20 +43,19 @@ NETWORKS = {
         *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.3", "--prior", "empirical"),
         *("--epochs", "1", "--no-novelty"),
     ],
-    "all": [
-        *(*LITE, "--init", "{runs}/plain", "--bayesian", "all"),
-        *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.05", "--prior", "empirical"),
-        *("--epochs", "1", "--no-novelty"),
-    ],
+    "all": [*ALL, "--freeze", NORMS],
+    "all_bn": ALL,
     "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "1", "--no-novelty"],
 }
 """The settings of each training. EfficientNet-Lite0 is fine-tuned from ImageNet's weights as it is (`plain`); from
-there its last layer, or all of it, becomes Bayesian. A Bayesian ResNet-18 starts from nothing."""
+there its last layer, or all of it, becomes Bayesian, with batch norm as it is, so that training sees what predictions
+see, or learning. A Bayesian ResNet-18 starts from nothing."""
 COMMON = ["--precision", "bf16", "--size", "224", "--seed", "0"]
 TITLES = {
     "plain": "EfficientNet-Lite0, plain",
     "last": "its last layer Bayesian",
-    "all": "all layers Bayesian",
+    "all": "all layers Bayesian, batch norm frozen",
+    "all_bn": "all layers Bayesian, batch norm learns",
     "resnet18": "ResNet-18 from scratch, Bayesian",
 }
 SCORES = ("entropy", "epistemic", "novelty")
