@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.convert import deep_copy, estimate_statistics
-from dubito.data import normalize
+from dubito.data import in_memory, normalize
 from dubito.evaluation.metrics import accuracy, calibration_error, nll
 from dubito.files import write_atomically
 from dubito.heads import resolve_head
@@ -46,9 +46,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     count = -(-options.images // run.config.batch_size)
     batches = data.batches(data.train_part, train=True)
     augmented = [images for images, _ in islice(batches, count)]
-    as_they_are = list(normalized(run, data.train_part.images[: options.images]).split(run.config.batch_size))
-    inputs = normalized(run, data.validation_part.images[: options.validation])
-    labels = data.validation_part.labels[: options.validation]
+    some = torch.randperm(len(data.train_part), generator=torch.Generator().manual_seed(0))[: options.images]
+    as_they_are = list(normalized(run, data.train_part.images[some]).split(run.config.batch_size))
+    part = data.validation_part
+    held_out = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[: options.validation]
+    inputs, labels = normalized(run, part.images[held_out]), part.labels[held_out]
     rows = measure(network, augmented, as_they_are, inputs, labels, options.samples)
     for name, row in rows.items():
         print(f"{name:<62}" + "".join(f"{key} {value:<10.4f}" for key, value in row.items()))
@@ -69,7 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def normalized(run: Run, images: Any) -> Tensor:
-    return normalize(torch.as_tensor(images), run.data.mean, run.data.std)
+    return normalize(in_memory(images), run.data.mean, run.data.std)
 
 
 def measure(

@@ -27,6 +27,7 @@ from typing import Any
 from examples.efficientnet_lite import weights
 
 from dubito.files import write_atomically
+from dubito.runs.run import Run
 
 LITE = ["--model", "examples.efficientnet_lite:lite0", "--preset", "finetune", "--batch-size", "32"]
 BODY = "_conv_stem,_bn0,_blocks,_conv_head,_bn1"
@@ -58,6 +59,7 @@ TITLES = {
     "all_bn": "all layers Bayesian, batch norm learns",
     "resnet18": "ResNet-18 from scratch, Bayesian",
 }
+METRICS = ("accuracy", "nll", "ece")
 SCORES = ("entropy", "epistemic", "novelty")
 REQUESTS = 10
 """Photographs that the server is asked about, one after the other."""
@@ -212,19 +214,28 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
     steps = _read(options.runs / "steps.json")
     networks = {}
     for name in NETWORKS:
-        metrics = _read(options.runs / f"{name}.json")
-        if metrics:
+        rows = Run.open(options.runs / name).metrics() if (options.runs / name / "metrics.csv").exists() else []
+        if rows:
+            best = min(rows, key=lambda row: row["val_nll"])
             networks[name] = {
-                **{key: metrics[key] for key in ("accuracy", "nll", "ece")},
-                "intervals": {key: metrics["intervals"][key] for key in ("accuracy", "nll", "ece")},
-                "mistakes": {key: metrics["errors"][key]["auroc"] for key in SCORES if key in metrics["errors"]},
-                "ood": {Path(place).name: _aurocs(found) for place, found in metrics["ood"].items()},
-                "calibrated": {key: metrics["temperature_scaling"]["after"][key] for key in ("nll", "ece")},
-                "images": {Path(key).name: count for key, count in metrics["settings"]["images"].items()},
+                "validation": {key: best[f"val_{key}"] for key in METRICS},
+                "test": _measured(_read(options.runs / f"{name}.json")),
                 "settings": NETWORKS[name],
-                "steps": steps[name],
+                "steps": steps.get(name, {}),
             }
     return {"networks": networks}
+
+
+def _measured(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """What is kept of an evaluation; None without one."""
+    return metrics and {
+        **{key: metrics[key] for key in METRICS},
+        "intervals": {key: metrics["intervals"][key] for key in METRICS},
+        "mistakes": {key: metrics["errors"][key]["auroc"] for key in SCORES if key in metrics["errors"]},
+        "ood": {Path(place).name: _aurocs(found) for place, found in metrics["ood"].items()},
+        "calibrated": {key: metrics["temperature_scaling"]["after"][key] for key in METRICS[1:]},
+        "images": {Path(key).name: count for key, count in metrics["settings"]["images"].items()},
+    }
 
 
 def _aurocs(found: dict[str, Any]) -> dict[str, Any]:
@@ -243,21 +254,31 @@ def with_tables(page: str, found: dict[str, Any]) -> str:
 def tables(found: dict[str, Any]) -> tuple[str, str]:
     """How good the networks are, and what each step takes."""
     networks = found["networks"]
-    others = list(next(iter(networks.values()), {"ood": {}})["ood"])
-    scores = [s for s in SCORES if any(s in found for row in networks.values() for found in row["ood"].values())]
-    header = ["network", "accuracy, %", "NLL", "ECE", *(f"{name}: AUROC of {', '.join(scores)}" for name in others)]
+    tested = [row["test"] for row in networks.values() if row["test"]]
+    others = list(tested[0]["ood"]) if tested else []
+    scores = [score for score in SCORES if any(score in seen for row in tested for seen in row["ood"].values())]
+    header = ["network", "validation accuracy, %", "test accuracy, %", "NLL", "ECE"]
+    header += [f"{name}: AUROC of {', '.join(scores)}" for name in others]
     quality = [_row(header), _row(["---"] * len(header))]
     for name, row in networks.items():
-        low, high = row["intervals"]["accuracy"]
-        cells = [TITLES[name], f"{100 * row['accuracy']:.1f} ({100 * low:.1f} to {100 * high:.1f})"]
-        cells += [f"{row['nll']:.3f}", f"{row['ece']:.3f}"]
-        cells += [", ".join(_auroc(row["ood"].get(other, {}), score) for score in scores) for other in others]
-        quality.append(_row(cells))
+        cells = [TITLES[name], f"{100 * row['validation']['accuracy']:.1f}"]
+        quality.append(
+            _row(cells + (_tested(row["test"], others, scores) if row["test"] else ["-"] * (3 + len(others))))
+        )
     cost = [_row(["step", *(TITLES[name] for name in networks)]), _row(["---"] * (len(networks) + 1))]
     for step in STEPS:
         took = [networks[name]["steps"].get(step) for name in networks]
         cost.append(_row([_title(step, took), *map(_cost, took)]))
     return "\n".join(quality), "\n".join(cost)
+
+
+def _tested(row: dict[str, Any], others: list[str], scores: list[str]) -> list[str]:
+    low, high = row["intervals"]["accuracy"]
+    return [
+        f"{100 * row['accuracy']:.1f} ({100 * low:.1f} to {100 * high:.1f})",
+        *(f"{row['nll']:.3f}", f"{row['ece']:.3f}"),
+        *(", ".join(_auroc(row["ood"].get(other, {}), score) for score in scores) for other in others),
+    ]
 
 
 def _title(step: str, took: Iterable[dict[str, float] | None]) -> str:

@@ -20,7 +20,7 @@ def test_the_tables_are_those_of_the_results() -> None:
     results = json.loads((ROOT / "results/photographs.json").read_text(encoding="utf-8"))
     assert results["networks"]
     assert with_tables(PAGE, results) == PAGE
-    results["networks"]["plain"]["accuracy"] = 0.123
+    results["networks"]["plain"]["test"]["accuracy"] = 0.123
     assert "| 12.3 (" in with_tables(PAGE, results)
 
 
