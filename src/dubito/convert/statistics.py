@@ -19,7 +19,8 @@ def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], *, draws:
 
     With `draws` every batch sees a new draw of the weights, as in training; without, it sees the posterior mean. A
     training keeps an average over its last steps, which this replaces: for a network that was converted after its
-    training, whose statistics are those of the mean alone, or whose weights were changed by hand.
+    training, whose statistics are those of the mean alone, or whose weights were changed by hand. The images should be
+    augmented as in training: the weights are used to statistics of such images.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> images = torch.randn(64, 2)
