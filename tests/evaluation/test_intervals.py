@@ -197,8 +197,8 @@ def test_the_same_seed_cancels_what_the_draws_have_in_common():
     draws, labels = network_with_draws(1)
     other = (draws.log() + 0.1 * torch.eye(4)[0]).softmax(2)
     one, two = (measured(evaluated(part, labels), 200, 0) for part in (draws, other))
-    paired = one.minus(two, same_draws=True).interval("epistemic/auroc")
-    unpaired = one.minus(two, same_draws=False).interval("epistemic/auroc")
+    paired = one.minus(two, same_draws=True).interval("epistemic")
+    unpaired = one.minus(two, same_draws=False).interval("epistemic")
     assert paired[1] - paired[0] < (unpaired[1] - unpaired[0]) / 2
     nothing = one.minus(one, same_draws=True)
     assert all(nothing.interval(name) == (0.0, 0.0) for name in nothing.names if nothing[name] == 0)
