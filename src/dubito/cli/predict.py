@@ -111,7 +111,9 @@ def predict(
     calibrated: Annotated[
         bool,
         typer.Option(
-            "--calibrated", help="Calibrate the probabilities by the temperature that suits validation images."
+            "--calibrated",
+            help="Calibrate the probabilities, and with them confidence and entropy, by the temperature that suits "
+            "validation images; the other uncertainties describe the draws and stay.",
         ),
     ] = False,
     conformal: Annotated[

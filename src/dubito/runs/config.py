@@ -328,14 +328,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Named settings; what a preset does not name has its default."""
 
 FINETUNE_OTHERWISE: dict[str, Any] = {
+    **{name: PRESETS["finetune"][name] for name in ("centralize", "head", "crop", "estimator", "prior")},
     "epochs": 5,
     "learning_rate": 3e-4,
-    "centralize": False,
-    "head": "softmax",
-    "crop": 4,
-    "estimator": "weight",
     "relative_std": 0.05,
-    "prior": "empirical",
     "warmup_epochs": 1.0,
     "temperature": 0.05,
 }
