@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dubito.data import images, read_image
+from dubito.data import fitting, images, read_image
 from dubito.errors import DataError, OptionError
 
 RED = (255, 0, 0)
@@ -165,7 +165,7 @@ def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path: Path,
     (tmp_path / "bomb.png").write_bytes(content)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one sentence, no warning beside it
-        with pytest.raises(DataError, match=rf"bomb\.png .*{images.MAX_PIXELS}"):
+        with pytest.raises(DataError, match=r"bomb\.png .* pixels"):
             read_image(tmp_path / "bomb.png", 3)
 
 
@@ -175,3 +175,72 @@ def test_transparency_of_sixteen_bits_is_laid_over_white(tmp_path: Path) -> None
     Image.fromarray(pixels).save(tmp_path / "x.png", transparency=30_000)
     image = read_image(tmp_path / "x.png", 1)
     assert image[0, [0, 15, 16, 31], 5].tolist() == [255, 255, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "I;16", "F", "RGB", "L", "CMYK"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_large_pictures_are_converted_in_strips_to_what_small_ones_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int
+) -> None:
+    gray = np.add.outer(np.arange(240), np.arange(400)) * 255 // 638
+    picture = Image.fromarray(gray.astype(np.uint8))
+    made = Image.fromarray((gray / 255).astype(np.float32)) if mode == "F" else picture.convert(mode)
+    path = tmp_path / ("x.tif" if mode in ("F", "CMYK") else "x.png")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    made.save(path, exif=exif)
+    for fit in fitting.FITS:
+        usual = read_image(path, 3, 32, fit=fit).int()
+        with monkeypatch.context() as patch:
+            patch.setattr(images, "LARGE", 1000)
+            patch.setattr(images, "_STRIP", 2000)
+            assert (read_image(path, 3, 32, fit=fit).int() - usual).abs().float().mean() < 3
+
+
+def test_a_large_picture_takes_bounded_memory_and_gives_it_back(tmp_path: Path) -> None:
+    """A palette is converted in strips, and heap that is free is given back though the process keeps small parts."""
+    import subprocess
+    import sys
+
+    Image.new("P", (5000, 5000)).save(tmp_path / "palette.png", transparency=0)
+    code = (
+        "from dubito.memory import keep_freed_memory; keep_freed_memory(); import re, sys\n"
+        "from pathlib import Path; from PIL import Image; from dubito.data import read_image\n"
+        "def kilobytes(what): return int(re.search(what + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "Image.init(); before = kilobytes('VmRSS'); read_image(sys.argv[1], 3)\n"
+        "print(kilobytes('VmHWM') - before, kilobytes('VmRSS') - before)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "palette.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, kept = (int(number) / 1024 for number in done.stdout.split())
+    assert peak < 80, "the picture has 24 MB, in RGBA 95"
+    assert kept < 12
+
+
+@pytest.mark.parametrize("form", ["EPS", "ICO", "PCX", "TGA", "SGI"])
+def test_other_formats_are_refused_whatever_the_name(tmp_path: Path, form: str) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "photo.png", form)
+    for read in (lambda path: read_image(path, 3), images.inspect_image):
+        with pytest.raises(DataError, match="no known image format"):
+            read(tmp_path / "photo.png")
+
+
+def test_a_jpeg_of_endless_scans_is_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (2000, 2000)).save(tmp_path / "x.jpg", progressive=True)
+    content = (tmp_path / "x.jpg").read_bytes()
+    start = content.rindex(b"\xff\xda")
+    (tmp_path / "x.jpg").write_bytes(content[:start] + content[start:-2] * 300 + b"\xff\xd9")
+    with pytest.raises(DataError, match="scans"):
+        read_image(tmp_path / "x.jpg", 3)
+
+
+def test_a_line_of_pixels_is_padded_within_bounds(tmp_path: Path) -> None:
+    Image.new("L", (60_000, 2), 255).save(tmp_path / "line.png")
+    assert read_image(tmp_path / "line.png", 1, 32, fit="pad").shape == (1, 32, 32)
+
+
+def test_the_limit_of_an_image_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("L", (100, 100)).save(tmp_path / "x.png")
+    monkeypatch.setenv("DUBITO_MAX_IMAGE_BYTES", "8000")
+    with pytest.raises(DataError, match=r"at most 1000 of a PNG.*DUBITO_MAX_IMAGE_BYTES"):
+        read_image(tmp_path / "x.png", 1)

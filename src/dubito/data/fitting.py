@@ -101,6 +101,7 @@ def fitted(
     inner = size - 2 * padding
     part = box(*picture.size, fit, window)
     if fit == "pad" and picture.width != picture.height:
+        picture = _bounded(picture)
         side = max(picture.size)
         canvas = Image.new(picture.mode, (side, side))
         shift = (side - picture.width) // 2, (side - picture.height) // 2
@@ -116,3 +117,17 @@ def fitted(
     image = np.zeros((len(pixels), size, size), np.uint8)
     image[:, padding : padding + inner, padding : padding + inner] = pixels
     return image
+
+
+LONGEST = 4096
+"""Pixels a side of the square that a long picture is padded to at most: it could be a line of 60,000 pixels."""
+
+
+def _bounded(picture: Picture) -> Picture:
+    from PIL import Image
+
+    side = max(picture.size)
+    if side <= LONGEST:
+        return picture
+    width, height = (max(1, round(pixels * LONGEST / side)) for pixels in picture.size)
+    return picture.resize((width, height), Image.Resampling.BILINEAR)

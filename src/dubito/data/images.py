@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -16,6 +19,8 @@ from torch import Tensor
 from dubito.data.fitting import Fit, Window, box, check_fit, fitted, least_scale
 from dubito.data.registry import IMAGE_SIZE
 from dubito.errors import DataError, OptionError
+from dubito.limits import file_limits, variable
+from dubito.memory import give_back_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "IMAGE_SUFFIXES",
-    "MAX_PIXELS",
+    "SERVED_FORMATS",
     "FileFacts",
     "inspect_image",
     "is_image_file",
@@ -40,12 +45,27 @@ IMAGE_SUFFIXES = frozenset(
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """What is read, by the file's content. Pillow knows more, among them EPS, which starts another program."""
 
-MAX_PIXELS = 89_478_485
-"""Larger images are refused as decompression bombs (Pillow's own threshold: a quarter of a GiB at three bytes)."""
+SERVED_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""What the server reads of them. TIFF is a container of many encodings, whose decoders are long and old."""
+
+LARGE = 2**24
+"""Pixels of a picture that is decoded alone, and converted and shrunk in strips."""
+
+MAX_SCANS = 200
+"""Scans of a progressive JPEG; cameras and programs write about ten."""
+
+_BYTES_A_PIXEL = {"WEBP": 16, "progressive": 10}
+"""What decoders need for a pixel, measured; others 4, and as much again to convert it."""
+
+_STRIP = 2**20
+_one_large_picture = threading.Lock()
 
 _GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 
 _ORIENTATION = 0x0112
+_LYING = (5, 6, 7, 8)
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""What undoes an EXIF orientation, as a member of Pillow's `Transpose`."""
 
 Source = str | os.PathLike[str] | BinaryIO
 
@@ -113,8 +133,7 @@ def inspect_image(path: str | os.PathLike[str]) -> FileFacts:
     name = str(path)
     _require_file(path, name)
     try:
-        with _open(path) as picture:
-            _refuse_bomb(picture, name)
+        with _open(path) as picture, _memory_for(picture, path, name):
             facts = FileFacts(picture.width, picture.height, picture.mode in _GRAY_MODES)
             if picture.format == "PNG":
                 picture.verify()
@@ -172,43 +191,107 @@ def _open(source: Source) -> Picture:
 
 
 def _decode(source: Source, name: str, size: int, fit: Fit, window: Window | None) -> Picture:
-    """The first frame, upright, as L or RGB; a JPEG at an eighth to the whole of its size, as `size` pixels need.
+    """The first frame, upright, as L or RGB; large ones shrunk on the way, as far as `size` pixels allow.
 
     Pillow's decoders raise nearly anything on bytes that lie about themselves, hence the broad handler.
     """
-    from PIL import ImageOps
+    from PIL import Image
 
     _require_file(source, name)
     try:
-        with _open(source) as picture:
-            _refuse_bomb(picture, name)
+        with _open(source) as picture, _memory_for(picture, source, name):
             scale = least_scale(size, box(*_upright_size(picture), fit, window))
             picture.draft(None, tuple(math.ceil(side * scale) for side in picture.size))  # only JPEG can
             picture.load()
-            upright = ImageOps.exif_transpose(picture)
-            return _eight_bits(upright, name)
+            turn = _TURNS.get(_orientation(picture))
+            lying = _orientation(picture) in _LYING
+            width, height = (picture.height, picture.width) if lying else picture.size
+            small = _shrunk(picture, name, least_scale(size, box(width, height, fit, window)))
+            if turn is not None:
+                return small.transpose(Image.Transpose(turn))
+            return small.copy() if small is picture else small  # whose memory is freed at once
     except DataError:
         raise
     except Exception as error:
         raise _unreadable(name, error) from error
 
 
+@contextmanager
+def _memory_for(picture: Picture, source: Source, name: str) -> Iterator[None]:
+    """Refuse a picture that costs too much, by its header; of large ones decode one at a time, and tidy up after it."""
+    _refuse_costly(picture, source, name)
+    if picture.width * picture.height <= LARGE:
+        yield
+        return
+    with _one_large_picture:
+        try:
+            yield
+        finally:
+            picture.close()
+            give_back_memory()
+
+
+def _refuse_costly(picture: Picture, source: Source, name: str) -> None:
+    """By format, width and height, and for a JPEG the number of its scans, each of which goes over all pixels."""
+    width, height = picture.size
+    progressive = bool(picture.info.get("progressive"))
+    most = file_limits().max_image_bytes // _BYTES_A_PIXEL.get("progressive" if progressive else str(picture.format), 8)
+    if width * height > most:
+        raise DataError(
+            f"{name} has {width} x {height} pixels, but at most {most} of a {picture.format} are read; shrink it, or "
+            f"set {variable('max_image_bytes')}."
+        )
+    if progressive and width * height > LARGE // 16 and (scans := _count_scans(source)) > MAX_SCANS:
+        raise DataError(f"{name} has {scans} scans, but at most {MAX_SCANS} are read; save it again.")
+
+
+def _count_scans(source: Source) -> int:
+    """The markers that begin a scan of a JPEG; its compressed data have none."""
+    if isinstance(source, (str, os.PathLike)):
+        with open(source, "rb") as file:
+            return _count_scans(file)
+    place = source.tell()
+    source.seek(0)
+    count, last = 0, b""
+    while block := source.read(1 << 20):
+        count += (last + block).count(b"\xff\xda")
+        last = block[-1:]
+    source.seek(place)
+    return count
+
+
+def _shrunk(picture: Picture, name: str, scale: float) -> Picture:
+    """A picture of any mode as L or RGB; a large one in strips, each of which is shrunk as soon as it is converted."""
+    from PIL import Image
+
+    width, height = picture.size
+    if width * height <= LARGE:
+        return _eight_bits(picture, name)
+    factor = max(1, int(1 / (2 * scale)))  # twice the pixels that the final size needs
+    rows = factor * max(1, _STRIP // (width * factor))
+    whole: Picture | None = None
+    for top in range(0, height, rows):
+        strip = _eight_bits(picture.crop((0, top, width, min(top + rows, height))), name).reduce(factor)
+        if whole is None:
+            whole = Image.new(strip.mode, (strip.width, math.ceil(height / factor)))
+        whole.paste(strip, (0, top // factor))
+    assert whole is not None  # a picture has at least one row
+    return whole
+
+
+def _orientation(picture: Picture) -> int:
+    return int(picture.getexif().get(_ORIENTATION, 1))
+
+
 def _upright_size(picture: Picture) -> tuple[int, int]:
     """Width and height after the turn that the EXIF orientation asks for."""
-    lying = picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-    return (picture.height, picture.width) if lying else picture.size
+    return (picture.height, picture.width) if _orientation(picture) in _LYING else picture.size
 
 
 def _require_file(source: Source, name: str) -> None:
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         reason = "is a folder, but must be an image file" if os.path.isdir(source) else "does not exist"
         raise DataError(f"{name} {reason}.")
-
-
-def _refuse_bomb(picture: Picture, name: str) -> None:
-    width, height = picture.size
-    if width * height > MAX_PIXELS:
-        raise DataError(f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS} are read; shrink it.")
 
 
 def _eight_bits(picture: Picture, name: str) -> Picture:
@@ -247,7 +330,7 @@ def _unreadable(name: str, error: Exception) -> DataError:
     if isinstance(error, UnidentifiedImageError):
         reason = "it is in no known image format"
     elif isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        reason = f"it has more than the {MAX_PIXELS} pixels that are read"
+        reason = "it has far too many pixels"
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror
     else:

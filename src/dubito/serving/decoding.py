@@ -13,14 +13,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dubito.data.images import SERVED_FORMATS
 from dubito.errors import DataError
 from dubito.runs.run import DataDescription
 from dubito.serving.refusal import RefusedError
 
-__all__ = ["FORMATS", "decode_base64", "decode_images"]
-
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-"""TIFF is left out: a container of many encodings, whose decoders are long and old."""
+__all__ = ["decode_base64", "decode_images"]
 
 
 def decode_images(files: Sequence[bytes], data: DataDescription, max_pixels: int) -> list[Tensor]:
@@ -60,7 +58,7 @@ def _count_pixels(content: bytes, name: str) -> int:
     if not content:
         raise RefusedError(422, f"{name} is empty: it has no bytes.")
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+        with Image.open(io.BytesIO(content), formats=SERVED_FORMATS) as picture:
             width, height = picture.size
     except Image.DecompressionBombError:
         raise RefusedError(413, f"{name} has far too many pixels; shrink it.") from None
