@@ -42,7 +42,6 @@ def photographs(folder: Path) -> list[str]:
     ("model", "size"),
     [
         ("hf", 8),
-        pytest.param("resnet20", 8, marks=pytest.mark.slow),
         pytest.param("resnet18", 72, marks=pytest.mark.slow),  # above 64 pixels: the stem for photographs
     ],
 )
