@@ -7,14 +7,26 @@ a forward pass of a batch takes fewer than `FEWEST_MULTIPLICATIONS`, else as man
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["FEWEST_MULTIPLICATIONS", "multiplications", "suitable_threads", "suiting_threads"]
+from dubito.errors import DubitoWarning
+
+__all__ = [
+    "FEWEST_MULTIPLICATIONS",
+    "multiplications",
+    "rounding",
+    "same_threads",
+    "suitable_threads",
+    "suiting_threads",
+]
 
 FEWEST_MULTIPLICATIONS = 200_000_000
 """Work worth sharing: LeNet-5 needs 27 million for a batch of 64 gray images, AlexNet more than a billion."""
@@ -54,3 +66,45 @@ def suiting_threads(network: nn.Module, image: Tensor, batch_size: int) -> Itera
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def rounding() -> dict[str, Any]:
+    """What decides how sums are rounded: a result is the same bit for bit where all of this is."""
+    return {
+        "processor": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+@contextmanager
+def same_threads(recorded: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, torch uses the recorded number of threads; a warning says if anything else rounds otherwise.
+
+    `recorded` is what a run's environment.json holds, of which earlier versions may have kept less.
+
+    >>> with same_threads({"threads": 1}):
+    ...     torch.get_num_threads()
+    1
+    """
+    before, threads = torch.get_num_threads(), recorded.get("threads")
+    if isinstance(threads, int) and 0 < threads != before:
+        torch.set_num_threads(threads)
+    try:
+        then = {**recorded, "torch": dict(recorded.get("versions") or {}).get("torch")}
+        others = [
+            f"{name} {then[name]} then, {now} now"
+            for name, now in rounding().items()
+            if then.get(name) not in (None, now)
+        ]
+        if others:
+            warnings.warn(
+                f"The result will not be bit-identical to that of an undisturbed training: {', '.join(others)}.",
+                DubitoWarning,
+                stacklevel=4,
+            )
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

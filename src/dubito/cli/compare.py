@@ -107,10 +107,11 @@ def _evaluation(
     """The stored evaluation of a folder if it has the same settings, else a new one."""
     from dubito.evaluation import Evaluation, evaluate
     from dubito.evaluation.evaluation import kept_settings
+    from dubito.evaluation.storage import is_kept
 
     is_run = (folder / "config.yaml").exists()
     stored: Evaluation | None = None
-    if (folder / "evaluation.json").exists():
+    if is_kept(folder):
         try:
             stored = Evaluation.load(folder, images=False)
         except RunError:

@@ -16,7 +16,7 @@ from dubito.cli.failure import Debug
 from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
-from dubito.errors import DubitoError, OptionError
+from dubito.errors import DubitoError, OptionError, RunError
 
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
@@ -206,15 +206,16 @@ def _home(group: Sequence[Path]) -> Path:
     """The folder that an evaluation is written to."""
     if len(group) == 1:
         return group[0]
+    from dubito.evaluation.storage import describe, is_kept
+
     names = "-".join(run.resolve().name for run in group)
     wanted, first = sorted(run.resolve() for run in group), group[0].resolve().parent / f"ensemble-{names}"[:200]
     for number in itertools.count(1):
         home = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:
-            stored = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
-            if sorted((home / member).resolve() for member in stored["runs"]) == wanted:
+            if not is_kept(home) or sorted((home / run).resolve() for run in describe(home)["runs"]) == wanted:
                 return home
-        except (OSError, ValueError, KeyError, TypeError):
+        except (RunError, KeyError, TypeError):
             return home  # where no evaluation of others is
     raise AssertionError
 
@@ -222,9 +223,10 @@ def _home(group: Sequence[Path]) -> Path:
 def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[float]) -> None:
     """Warn, before the work begins, about parts of a stored evaluation that the new one will not have."""
     from dubito.evaluation.images import found_at, place_of
+    from dubito.evaluation.storage import describe
 
     try:
-        metrics = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))["metrics"]
+        metrics = describe(home)["metrics"]
         other = metrics["settings"]["data"]
         places = metrics["settings"].get("places", {})
         lost = [] if found_at(other, places) in (data, place_of(data)) else [f"test images of {other}"]
@@ -232,7 +234,7 @@ def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[flo
         lost += [f"--ood {name}" for name in metrics["ood"] if place_of(found_at(name, places)) not in given]
         levels = [level["gamma"] for level in metrics["noise"] if level["gamma"] not in noise]
         lost += [f"--noise {','.join(f'{gamma:g}' for gamma in levels)}"] if levels else []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (RunError, KeyError, TypeError):
         return  # there is none that could be lost
     if lost:
         typer.echo(

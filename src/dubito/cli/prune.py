@@ -152,19 +152,20 @@ def _measure(network: Network, run: Run, images: _Images, levels: list[float], s
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:
     """Write the pruned network as a new run folder, and print how much smaller it is."""
     from dubito.convert import pack
-    from dubito.files import write_atomically
+    from dubito.files import new_folder, write_atomically
     from dubito.runs.run import NETWORK, Run
 
     tensors, shapes = pack({NETWORK + name: tensor for name, tensor in network.state_dict().items()})
     notes = {**run.read_checkpoint(checkpoint)[1], "pruned": shapes}
-    for name in _COPIED:
-        if (run.path / name).exists():
-            write_atomically(folder / name, (run.path / name).read_bytes())
-    Run(folder, run.config, run.data).write_checkpoint("best", tensors, notes)
     before = (run.path / f"{checkpoint}.safetensors").stat().st_size
-    after = (folder / "best.safetensors").stat().st_size
-    facts = {"run": run.path.resolve().name, "checkpoint": checkpoint, **facts, "bytes": after, "bytes_before": before}
-    write_atomically(folder / "pruning.json", json.dumps(facts, indent=2) + "\n")
+    with new_folder(folder) as place:
+        for name in _COPIED:
+            if (run.path / name).exists():
+                write_atomically(place / name, (run.path / name).read_bytes())
+        Run(place, run.config, run.data).write_checkpoint("best", tensors, notes)
+        after = (place / "best.safetensors").stat().st_size
+        facts |= {"run": run.path.resolve().name, "checkpoint": checkpoint, "bytes": after, "bytes_before": before}
+        write_atomically(place / "pruning.json", json.dumps(facts, indent=2) + "\n")
     typer.echo(
         f"The pruned run is {folder}; its weights take {size(after)} instead of {size(before)} "
         f"({before / after:.1f} times less)."

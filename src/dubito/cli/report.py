@@ -62,7 +62,9 @@ def report(
 ) -> None:
     """Write an HTML report: how good a network is, and how far its uncertainties can be trusted."""
     folder, page = figures or run / "figures", out or run / "report.html"
-    if any((run / name).exists() for name in ("config.yaml", "evaluation.json")):  # else there is more wrong with it
+    if any(
+        (run / name).exists() for name in ("config.yaml", "evaluation.safetensors")
+    ):  # else there is more wrong with it
         for place in (page, folder / "figure"):
             require_writable(place)
     require_matplotlib()

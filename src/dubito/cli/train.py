@@ -55,14 +55,27 @@ PANELS = {
 """The settings from which on a new panel of the help begins."""
 
 
+FLAGS: dict[str, Any] = {
+    "accept_changes": Annotated[
+        bool,
+        typer.Option("--accept-changes", help="With --resume: go on although config.yaml was edited since."),
+    ],
+    "debug": Debug,
+}
+"""What is no setting."""
+
+
 def train(**given: Any) -> None:
     """Train a network into a run folder, or go on with a training that was stopped."""
     preset, file, resume, out = (given.pop(name) for name in ("preset", "config", "resume", "out"))
+    accept_changes = given.pop("accept_changes")
     del given["debug"]  # which is no setting
+    if accept_changes and resume is None:
+        raise UsageError("--accept-changes is about the settings of a run that --resume goes on with")
     if resume is not None:
         others = {"preset": preset, "config": file, "out": out, **given}
         _refuse_others([name for name, value in others.items() if value is not None])
-        _resume(Path(resume))
+        _resume(Path(resume), accept_changes)
     else:
         config = configure(preset or "default", file, **given)
         _train(config, preset or "default", out)
@@ -77,7 +90,7 @@ def _signature() -> inspect.Signature:
         "resume": (Path, _option("RUN", "Go on with this run folder; takes no other setting.")),
     }
     parameters = [_parameter(name, kind | None, option) for name, (kind, option) in own.items()]
-    parameters.append(_parameter("debug", Debug, default=False))
+    parameters += [_parameter(name, kind, default=False) for name, kind in FLAGS.items()]
     kinds = get_type_hints(TrainingConfig)
     panel = ""
     for field in fields(TrainingConfig):
@@ -126,10 +139,11 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     from dubito import training
     from dubito.data import open_dataset
     from dubito.files import refuse_existing
+    from dubito.runs.claim import BEGINNING
 
     folder = _folder(config, out)
     if is_main_process():
-        refuse_existing(folder)
+        refuse_existing(folder, besides=BEGINNING)
     source = open_dataset(config.data)  # reads nothing yet, but refuses what is none
     kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
     what = (
@@ -149,7 +163,7 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
     _summarize(run)
 
 
-def _resume(folder: Path) -> None:
+def _resume(folder: Path, accept_changes: bool) -> None:
     from dubito import training
 
     run = training.Run.open(folder)
@@ -160,7 +174,8 @@ def _resume(folder: Path) -> None:
     else:
         what = f"{done} of {epochs} epochs done" if done < epochs else "all epochs done, but no validation record"
         _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {what}.")
-        run = _ending_cleanly(folder, lambda: training.resume(folder, callbacks=[_announcement(run.config)]))
+        options: dict[str, Any] = {"callbacks": [_announcement(run.config)], "accept_changes": accept_changes}
+        run = _ending_cleanly(folder, lambda: training.resume(folder, **options))
     _summarize(run)
 
 

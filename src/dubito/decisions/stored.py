@@ -20,16 +20,19 @@ METHOD = "weights"
 def find_rule(run: Run, method: str = METHOD, checkpoint: str = "best") -> Rule | None:
     """The rule that a run has for these weights and this method; None if there is none.
 
-    A rule for other weights, as after further training, is left alone with a warning.
+    A rule for other weights, as after further training, or for a novelty that was fitted again since, is left alone
+    with a warning.
     """
     file = run.path / FILE
     if method != METHOD or checkpoint != "best" or not file.exists():
         return None
     rule = Rule.load(file)
-    if rule.origin.get("weights") == run.fingerprint(checkpoint):
+    changed = run.changed_since({"weights": None, **rule.origin}, checkpoint)
+    if not changed:
         return rule
+    what = "other weights" if "weights" in changed else "another novelty"
     warnings.warn(
-        f"{file} was fitted to other weights, so there are no decisions; run `dubito decide {run.path}` again.",
+        f"{file} was fitted to {what}, so there are no decisions; run `dubito decide {run.path}` again.",
         DubitoWarning,
         stacklevel=2,
     )

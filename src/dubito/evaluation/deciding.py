@@ -23,7 +23,9 @@ def decide(run: Run, validation: Validation, **goal: Any) -> Rule:
     """The rule for a run, fitted to its validation images and kept in its folder; see :func:`dubito.decisions.fit`."""
     rule = fit(validation.prediction, validation.labels, class_names=run.data.class_names, **goal)
     made = validation.calibration
-    origin = {"weights": made.weights, "method": METHOD, "samples": made.samples, "seed": made.seed}
+    origin = {**made.origin, "method": METHOD, "samples": made.samples, "seed": made.seed}
+    if not rule.needs_novelty:
+        origin.pop("novelty", None)  # it holds whatever becomes of that
     rule = replace(rule, origin=origin)
     rule.save(run.path / FILE)
     return rule

@@ -369,7 +369,7 @@ def _facts(runs: Sequence[Run], checkpoint: str) -> dict[str, Any]:
         facts: dict[str, Any] = {"run": run.path.resolve().name, **{name: getattr(run.config, name) for name in own}}
         if run.config.inference == "vi":
             facts.update(_free_energy(run, checkpoint))
-        facts["weights"] = run.fingerprint(checkpoint)
+        facts |= run.origin(checkpoint)
         members.append(facts)
     temperatures = {facts.get("temperature") for facts in members}
     return {"temperature": temperatures.pop() if len(temperatures) == 1 else None, "runs": members}

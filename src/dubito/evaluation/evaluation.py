@@ -53,10 +53,10 @@ class Evaluation:
 
     @property
     def is_current(self) -> bool:
-        """Whether the runs still have the weights that were evaluated."""
+        """Whether the runs still have the weights and the novelty that were evaluated."""
         settings = self.metrics["settings"]
-        return all(
-            run.fingerprint(settings["checkpoint"]) == facts["weights"]
+        return not any(
+            run.changed_since({"weights": None, **facts}, settings["checkpoint"])
             for run, facts in zip(self.runs, settings["runs"], strict=True)
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from dubito.data import Batches, Dataset, images_at_once
-from dubito.files import write_atomically
 from dubito.prediction import Predictor
 from dubito.prediction.novelty import FEWEST, FILE, HELD_OUT_IMAGES, TRAINING_IMAGES, Novelty
 from dubito.runs.run import Run
@@ -26,7 +25,7 @@ def fit_novelty(run: Run, training: Dataset, held_out: Dataset) -> Novelty | Non
     novelty = predictor.fit_novelty(
         _some(run, training, TRAINING_IMAGES), _some(run, held_out, HELD_OUT_IMAGES), weights=run.fingerprint()
     )
-    write_atomically(run.path / FILE, novelty.to_bytes())
+    run.write(FILE, novelty.to_bytes())
     return novelty
 
 

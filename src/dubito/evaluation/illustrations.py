@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from dubito.data import in_memory, shrunk
+from dubito.decisions.words import percent
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
 from dubito.evaluation.decided import decided, doubt_of
@@ -170,7 +171,7 @@ def _calibration(evaluation: Evaluation) -> Iterator[Illustration]:
             "conformal",
             "Conformal prediction sets",
             "How many classes a set holds, if it is to hold the true one for "
-            f"{conformal['requested']:.0%} of images.".replace("%", " %"),
+            f"{percent(conformal['requested'])} of images.",
             partial(figures.conformal_set_sizes, sizes=_set_sizes(evaluation)),
         )
 

@@ -22,6 +22,7 @@ from dubito.evaluation.evaluation import Evaluation, kept_settings
 from dubito.evaluation.headline import cards, title_and_lead
 from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
+from dubito.evaluation.storage import is_kept
 from dubito.files import write_atomically
 from dubito.prediction import Predictor
 from dubito.runs.run import Run
@@ -116,7 +117,7 @@ def _stored(folder: Path, keep: bool) -> Evaluation | None:
         if keep or not (folder / "config.yaml").exists():
             raise
     except RunError:
-        if not (folder / "config.yaml").exists() and (folder / "evaluation.json").exists():
+        if not (folder / "config.yaml").exists() and is_kept(folder):
             raise
         Run.open(folder)  # an error that says what is wrong with it, if anything is
     return None

@@ -1,7 +1,10 @@
 """Evaluations as files: what is kept of them, and reading it again.
 
-    evaluation.json          metrics, settings, and what the tensors belong to
-    evaluation.safetensors   predictions and labels, and of test and validation images the probabilities of each draw
+    evaluation.safetensors   predictions and labels, and of test and validation images the probabilities of each draw;
+                             with them all that evaluation.json says
+    evaluation.json          metrics, settings, and what the tensors belong to: for people and other programs
+
+The first file is whole in itself and the only one that is read again, so that a process may end between the two.
 
 The draws take 4 bytes a number: with 10 draws, 4 MB for 10,000 images of 10 classes and 40 MB for 100 classes.
 They are kept so that intervals of later comparisons cover the draws. Images are read again from their data sets.
@@ -13,6 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,7 @@ from dubito.files import write_atomically
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
 
-__all__ = ["read", "write"]
+__all__ = ["describe", "is_kept", "read", "write"]
 
 FILE = "evaluation"
 """The name of both files, without suffix."""
@@ -39,7 +43,7 @@ _OPTIONAL = ("epistemic_unbiased_per_class", "novelty")
 
 
 def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
-    """Write the fields of an evaluation into `folder`, each of the two files atomically."""
+    """Write the fields of an evaluation into `folder`: atomically, for what is read again is one file."""
     from safetensors.torch import save
 
     folder = Path(folder)
@@ -53,8 +57,7 @@ def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
     }
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     tensors = {name: tensor for key, part in parts.items() for name, tensor in _tensors(key, part).items()}
-    # The digest tells whether both files are of one evaluation: a process may end between the two.
-    write_atomically(folder / f"{FILE}.safetensors", save(tensors, {"json": _digest(text)}))
+    write_atomically(folder / f"{FILE}.safetensors", save(tensors, {"json": text}))
     write_atomically(folder / f"{FILE}.json", text)
 
 
@@ -121,23 +124,42 @@ def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str
     )
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def is_kept(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds an evaluation."""
+    return any((Path(folder) / f"{FILE}.{suffix}").exists() for suffix in ("safetensors", "json"))
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The content of both files, if they are whole and belong together."""
+def describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What an evaluation says without its tensors, as evaluation.json has it."""
+    return _read(Path(folder), tensors=False)[0]
+
+
+def _read(folder: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What an evaluation says, and its tensors."""
     from safetensors import SafetensorError, safe_open
 
-    file = folder / f"{FILE}.json"
-    if not file.exists():
+    if not is_kept(folder):
         raise RunError(f"{folder} holds no evaluation yet; make it with `dubito evaluate {folder}`.")
     try:
-        text = file.read_text(encoding="utf-8")
-        content = json.loads(text)
         with safe_open(folder / f"{FILE}.safetensors", framework="pt") as stored:
-            if (stored.metadata() or {}).get("json") != _digest(text):
-                raise RunError(f"The two files {folder / FILE}.* are not of one evaluation; run dubito evaluate again.")
-            return content, {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
+            text = _text(folder, (stored.metadata() or {})["json"])
+            return json.loads(text), {key: stored.get_tensor(key) for key in (stored.keys() if tensors else ())}
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise RunError(f"{folder / FILE}.* is damaged ({error}); run dubito evaluate again.") from None
+
+
+def _text(folder: Path, kept: str) -> str:
+    """What the tensors were kept with. A kill may have left evaluation.json without it, which then gets it.
+
+    Earlier versions kept only the digest of that file.
+    """
+    file = folder / f"{FILE}.json"
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    if hashlib.sha256(text.encode()).hexdigest() == kept:
+        return text
+    if not kept.startswith("{"):
+        raise RunError(f"The two files {folder / FILE}.* are not of one evaluation; run dubito evaluate again.")
+    if text != kept:
+        with suppress(OSError):
+            write_atomically(file, kept)
+    return kept

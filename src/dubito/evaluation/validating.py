@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import math
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,22 +64,24 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     most = max(1, MOST_PROBABILITIES // len(held_out.class_names))
     chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(SEED))[:most].sort().values
     images, labels = held_out.images[chosen], held_out.labels[chosen]
-    weights = run.fingerprint()
+    origin: dict[str, Any] = run.origin()
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
-        predictor = Predictor(run, SAMPLES, seed=SEED)
+        predictor = Predictor(run.load(), SAMPLES, seed=SEED)
+        predictor.use_novelty(run)  # but no rule: the run's is fitted to what is made here
         drawn = draw(predictor, noisy_batches(images, run, 0.0, images_at_once(run.data.size), SEED, advance))
     part = joined(f"{held_out.name}/validation", images, labels, drawn)
-    made = record(part, weights)
+    made = record(part)
+    made = replace(made, calibration=replace(made.calibration, **origin))
     _keep(run, made)
     return made
 
 
-def record(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Validation:
+def record(part: Evaluated, samples: int = SAMPLES) -> Validation:
     """The record of predictions of labelled images that training has not seen, by so many draws."""
     assert part.labels is not None
     shown = _examples(part.prediction, part.labels)
     examples = in_memory(part.images[shown])
-    return Validation(part.prediction, part.labels, examples, shown, calibrate(part, weights, samples))
+    return Validation(part.prediction, part.labels, examples, shown, calibrate(part, samples))
 
 
 def recorded(run: Run, validation: Validation) -> Evaluated:
@@ -85,7 +89,7 @@ def recorded(run: Run, validation: Validation) -> Evaluated:
     return Evaluated(f"{run.config.data}/validation", NO_IMAGES, validation.labels, validation.prediction)
 
 
-def calibrate(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Calibration:
+def calibrate(part: Evaluated, samples: int = SAMPLES) -> Calibration:
     """What is fitted to predictions of labelled images that training has not seen."""
     assert part.labels is not None
     prediction, labels = part.prediction, part.labels
@@ -96,7 +100,7 @@ def calibrate(part: Evaluated, weights: str = "", samples: int = SAMPLES) -> Cal
     kept = metrics.uncertainties(prediction)
     kept |= {} if prediction.novelty is None else {"novelty": prediction.novelty}
     return Calibration(
-        weights=weights,
+        weights="",
         images=len(part),
         samples=samples,
         seed=SEED,

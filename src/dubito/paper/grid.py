@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
@@ -67,7 +66,6 @@ def run_cell(cell: Cell, budget: Budget, runs: Path, report: Report, deadline: f
         require_same_settings(Run.open(folder), config)
         run = resume(folder, **options)
     else:
-        _clear(folder)
         run = train(config, folder, **options)
     report("evaluating", 1.0)
     evaluate(run, samples=budget.samples, noise=(), bootstrap=budget.bootstrap).save(folder)
@@ -119,15 +117,6 @@ def require_same_settings(run: Run, config: TrainingConfig) -> None:
     if different:
         told = ", ".join(f"{name} {found[name]} instead of {wanted[name]}" for name in different)
         raise RunError(f"{run.path} was trained with other settings ({told}); remove it or choose another --runs.")
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files of a process that was killed before it wrote the settings: no training is lost."""
-    if folder.is_dir() and all(
-        path.name == "environment.json" or path.name.startswith((".environment", ".config"))
-        for path in folder.iterdir()
-    ):
-        shutil.rmtree(folder)
 
 
 @dataclass

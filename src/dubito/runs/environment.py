@@ -31,15 +31,14 @@ def commit() -> str | None:
 
 def environment(seed: int) -> dict[str, Any]:
     """What a run records about the machine and the software that it was trained with."""
-    import torch
+    from dubito.threads import rounding
 
     return {
         "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": platform.machine(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **{name: value for name, value in rounding().items() if name != "torch"},
         "versions": {package: _version(package) for package in PACKAGES},
         "seed": seed,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

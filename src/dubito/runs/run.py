@@ -12,8 +12,9 @@
     decision.json      the rule that `dubito decide` fitted: which predictions to accept
     members/0, 1, ...  of an ensemble: the run of each member, with its weights and metrics
 
-Every file is written beside its place and then moved there, so that a run killed at any moment is whole. Weights are
-safetensors: nothing is ever unpickled.
+Every file is written beside its place and then moved there, so that a run killed at any moment is whole. A training
+claims its folder (:mod:`dubito.runs.claim`). What was fitted to the weights, or to predictions with novelty, keeps the
+fingerprints of both files and does not count once these are others. Weights are safetensors: nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dubito.errors import DubitoError, RunError
-from dubito.files import refuse_existing, write_atomically
+from dubito.files import is_unfinished, refuse_existing, write_atomically
+from dubito.runs.claim import BEGINNING, Claim
 from dubito.runs.config import TrainingConfig, by_todays_names, configure
 from dubito.runs.description import DataDescription
 from dubito.runs.environment import environment
@@ -48,6 +50,8 @@ NETWORK = "network."
 """The prefix of the network's tensors in a checkpoint."""
 VALIDATION, CALIBRATION = "validation", "calibration.json"
 """The two files of the validation record."""
+NOVELTY = "novelty.safetensors"
+"""How novelty is measured."""
 MEMBERS = "members"
 """The folder of an ensemble's members."""
 
@@ -62,22 +66,44 @@ class Run:
         self.path = Path(path)
         self.config = config
         self.data = data
+        self.claim: Claim | None = None
 
     def create(self) -> None:
         """Make the folder, with configuration and environment; a folder that is not empty is refused."""
-        refuse_existing(self.path)
+        refuse_existing(self.path, besides=BEGINNING)
+        self.path.mkdir(parents=True, exist_ok=True)
         self.write_settings()
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file of the run atomically; an error if its folder is not there any more."""
+        if self.claim is not None:
+            self.claim.check()
+        try:
+            write_atomically(self.path / name, content, make_folder=False)
+        except FileNotFoundError:
+            raise RunError(f"{name} cannot be written: there is no run folder {self.path} any more.") from None
 
     def write_settings(self) -> None:
         """Write environment and configuration; the latter last, so that a folder that has it is a run."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
+        self.write("environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         if self.config.model.startswith("hf:"):
             from dubito.models.hugging_face import configuration
 
-            write_atomically(self.path / "network.json", json.dumps(configuration(self.config.model), indent=2) + "\n")
+            self.write("network.json", json.dumps(configuration(self.config.model), indent=2) + "\n")
+        self.write("config.yaml", _to_yaml(self.settings()))
+
+    def settings(self) -> dict[str, Any]:
+        """What config.yaml holds, as plain values."""
         content = {"training": self.config.to_dict(), "data": asdict(self.data)}
-        write_atomically(self.path / "config.yaml", _to_yaml(content))
+        return dict(json.loads(json.dumps(content)))  # tuples as lists
+
+    def environment(self) -> dict[str, Any]:
+        """What environment.json says of the machine that the training began on; empty if there is none."""
+        try:
+            found = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -93,6 +119,12 @@ class Run:
             config = configure(**by_todays_names(content["training"]))
             return cls(folder, config, DataDescription.of(content["data"]))
         except FileNotFoundError:
+            names = [path.name for path in folder.iterdir()]
+            if names and all(name in BEGINNING or is_unfinished(name) for name in names):
+                raise RunError(
+                    f"{folder} holds no run: its training was stopped before it began, so start it again by the same "
+                    "command."
+                ) from None
             raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
@@ -131,7 +163,7 @@ class Run:
             writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        write_atomically(self.path / name, text.getvalue())
+        self.write(name, text.getvalue())
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv; an empty list before the first epoch has ended."""
@@ -159,7 +191,7 @@ class Run:
         from safetensors.torch import save
 
         whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        write_atomically(self.path / f"{name}.safetensors", save(whole, {"notes": json.dumps(notes)}))
+        self.write(f"{name}.safetensors", save(whole, {"notes": json.dumps(notes)}))
 
     def read_checkpoint(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and notes of a checkpoint."""
@@ -234,11 +266,20 @@ class Run:
         file = self.path / f"{checkpoint}.safetensors"
         if not file.exists():
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
-        digest = hashlib.sha256()
-        with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+        return _digest(file)
+
+    def novelty_fingerprint(self) -> str | None:
+        """The same of the file that says how novelty is measured; None if there is none."""
+        file = self.path / NOVELTY
+        return _digest(file) if file.exists() else None
+
+    def origin(self, checkpoint: str = "best") -> dict[str, str | None]:
+        """The fingerprints of all that predictions depend on, to be kept with whatever is fitted to them."""
+        return {"weights": self.fingerprint(checkpoint), "novelty": self.novelty_fingerprint()}
+
+    def changed_since(self, origin: Mapping[str, Any], checkpoint: str = "best") -> list[str]:
+        """Which of ``weights`` and ``novelty`` have changed since this origin was kept, as far as it knows them."""
+        return [name for name, now in self.origin(checkpoint).items() if name in origin and origin[name] != now]
 
     def validation(self) -> Validation:
         """The validation record of the best weights: predictions and labels of the images that training held out.
@@ -267,8 +308,8 @@ class Run:
         if calibration is None or not self.has_checkpoint(VALIDATION):
             return None
         tensors, notes = self.read_checkpoint(VALIDATION)
-        if notes.get("weights") != calibration.weights:
-            return None
+        if any(notes[name] != kept for name, kept in calibration.origin.items() if name in notes):
+            return None  # a kill came between the two files
         try:
             return Validation.of(tensors, notes["samples"], calibration)
         except (KeyError, TypeError) as error:
@@ -276,7 +317,7 @@ class Run:
             raise RunError(f"{file} is damaged ({error}); remove it: it is made again when needed.") from None
 
     def find_calibration(self) -> Calibration | None:
-        """What calibration.json holds; None if there is none of the best weights."""
+        """What calibration.json holds; None if there is none of the best weights and their novelty."""
         from dubito.runs.validation import Calibration
 
         file = self.path / CALIBRATION
@@ -287,14 +328,14 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise RunError(f"{file} is damaged ({reason}); remove it: it is made again when needed.") from None
-        return found if found.weights == self.fingerprint() else None
+        return None if self.changed_since(found.origin) else found
 
     def write_validation(self, made: Validation) -> None:
         """Keep a validation record: the JSON last, so that tensors without it are an incomplete one."""
-        notes = {"weights": made.calibration.weights, "samples": made.prediction.samples}
+        notes = {**made.calibration.origin, "samples": made.prediction.samples}
         self.write_checkpoint(VALIDATION, made.tensors(), notes)
         content = json.dumps(asdict(made.calibration), indent=2, allow_nan=False)
-        write_atomically(self.path / CALIBRATION, content + "\n")
+        self.write(CALIBRATION, content + "\n")
 
     def build(self, *, start: bool = False) -> nn.Module:
         """The run's network with fresh weights; with `start`, with those that its training starts from."""
@@ -350,5 +391,12 @@ class Run:
 def _to_yaml(content: dict[str, Any]) -> str:
     import yaml
 
-    plain = json.loads(json.dumps(content))  # tuples as lists
-    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

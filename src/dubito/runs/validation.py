@@ -4,8 +4,8 @@
     calibration.json         what was fitted to them: see `Calibration`
 
 Training writes both at its end, so that later commands need no images: calibrated probabilities, sets of classes,
-comparisons with usual images and decisions all come from here. A record belongs to the weights that made it; after
-further training it does not count any more.
+comparisons with usual images and decisions all come from here. A record belongs to the weights that made it and to the
+novelty that they had; after further training, or once novelty was fitted again, it does not count any more.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Calibration:
         threshold: of conformal sets; a class is inside if 1 - p is at most this. None: every class is.
         scores: how well each uncertainty finds mistakes.
         quantiles: of each uncertainty, and of novelty where it was fitted, at 0, 1, ..., 100 %.
+        novelty: the fingerprint of the file that says how novelty is measured, None if there was none; empty if it is
+            not known, as of earlier versions.
     """
 
     weights: str
@@ -65,6 +67,12 @@ class Calibration:
     threshold: float | None
     scores: dict[str, Score]
     quantiles: dict[str, list[float]]
+    novelty: str | None = ""
+
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """The fingerprints of what was used, as far as they are known."""
+        return {"weights": self.weights} if self.novelty == "" else {"weights": self.weights, "novelty": self.novelty}
 
     @property
     def best_score(self) -> str | None:

@@ -137,6 +137,7 @@ class RunKeeper(pl.Callback):
         state, optimizer = pack_state(trainer.optimizers[0], module.network)
         notes = {
             "optimizer": optimizer,
+            "settings": self.run.settings(),
             "progress": asdict(at),
             "sums": asdict(module.sums if at.batch else TrainingSums()),  # of the unfinished epoch
             "rows": self.rows,

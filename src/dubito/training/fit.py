@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -26,9 +26,10 @@ from dubito.files import refuse_existing
 from dubito.heads import balanced_class_weights
 from dubito.models.building import set_relative_std
 from dubito.models.initialization import initialize
+from dubito.runs.claim import BEGINNING, claimed
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import Run
-from dubito.threads import suiting_threads
+from dubito.threads import same_threads, suiting_threads
 from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
 from dubito.training.classifier import Classifier
 from dubito.training.images import ImageData
@@ -50,7 +51,7 @@ def train(
     """Train with the settings `config` into the new run folder `out`, and print every `report_every`-th epoch."""
     first = _is_first_process()
     if first:
-        refuse_existing(Path(out))
+        refuse_existing(Path(out), besides=BEGINNING)
     _require_accelerator(config.accelerator)
     optimizer_maker(config.optimizer)  # refuses an unknown one
     if config.data not in DATASETS:  # a path, which must be found from every working directory
@@ -67,16 +68,17 @@ def train(
             begun.build(start=True)
         else:
             begun.skeleton()
-    if first:
-        run.create()
-    try:
-        return _fit_all(run, images, console, report_every, callbacks or [])
-    except InterruptedTraining:
-        raise
-    except Exception:
-        if first and not any(run.path.rglob("*.safetensors")):
-            shutil.rmtree(run.path)  # it holds nothing but the settings, which did not work
-        raise
+    with claimed(run.path, new=True) if first else nullcontext() as run.claim:
+        if first:
+            run.create()
+        try:
+            return _fit_all(run, images, console, report_every, callbacks or [])
+        except InterruptedTraining:
+            raise
+        except Exception:
+            if run.claim and run.claim.is_in_place() and not any(run.path.rglob("*.safetensors")):
+                shutil.rmtree(run.path)  # it holds nothing but the settings, which did not work
+            raise
 
 
 def resume(
@@ -85,10 +87,17 @@ def resume(
     console: Console | None = None,
     report_every: int = 1,
     callbacks: list[pl.Callback] | None = None,
+    accept_changes: bool = False,
 ) -> Run:
-    """Continue a run that was stopped or killed; it ends with the same weights as without the stop."""
+    """Continue a run that was stopped or killed; it ends with the same weights as without the stop.
+
+    It uses as many threads as before, for their number changes how sums are rounded; a warning says if something else
+    that does so has changed. Settings that were edited since are refused unless `accept_changes`.
+    """
     run = Run.open(path)
     for member in begun_members(run):
+        if not accept_changes:
+            _require_unchanged(member)
         # A run without metrics stopped while it wrote its first checkpoints, and starts again.
         if member.has_checkpoint("best") and not member.has_checkpoint("last") and member.metrics():
             raise RunError(f"{member.path} cannot be trained further: it has weights, but not the state of a training.")
@@ -101,7 +110,29 @@ def resume(
             f"{run.path} was trained on {run.data.num_data} of {len(run.data.class_names)}: put them back, or train a "
             "new run."
         )
-    return _fit_all(run, images, console, report_every, callbacks or [])
+    with (
+        claimed(run.path) if _is_first_process() else nullcontext() as run.claim,
+        same_threads(run.environment()),
+    ):
+        return _fit_all(run, images, console, report_every, callbacks or [])
+
+
+def _require_unchanged(run: Run) -> None:
+    """Refuse a configuration that is not the one that the last checkpoint was trained with."""
+    if not run.has_checkpoint("last"):
+        return
+    trained = run.read_checkpoint("last")[1].get("settings", {})
+    changes = [
+        f"{name} is {now[name]!r}, but was {before[name]!r}"
+        for now, before in ((part, trained.get(title, {})) for title, part in run.settings().items())
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
+    if changes:
+        raise RunError(
+            f"{run.path / 'config.yaml'} was edited since the run was trained so far ({'; '.join(changes)}): put it "
+            "back, or go on with the new settings by --accept-changes."
+        )
 
 
 def _fit_all(
@@ -113,10 +144,15 @@ def _fit_all(
         for number in range(several):
             member = begin_member(run, number) if run.is_ensemble else run
             title = f"member {number + 1} of {several}" if run.is_ensemble else ""
-            _fit(member, images.reordered(member.config.seed), console, report_every, callbacks, title)
+            own = run.is_ensemble and run.claim is not None
+            with claimed(member.path) if own else nullcontext(member.claim) as member.claim:
+                _fit(member, images.reordered(member.config.seed), console, report_every, callbacks, title)
     except InterruptedTraining as stop:
         raise InterruptedTraining(f"{stop} Continue with: dubito train --resume {quote(str(run.path))}") from None
-    return _validated(run, images, console)
+    _validated(run, images, console)
+    if run.claim is not None:
+        run.claim.check()
+    return run
 
 
 def _resolved(text: str, prefix: str = "") -> str:
@@ -183,13 +219,12 @@ def _fit(
         raise NonFiniteError(f"{error} {kept} {run.path}.") from None
 
 
-def _validated(run: Run, images: ImageData, console: Console | None) -> Run:
-    """The run with its novelty and its validation record, so that later commands need no images."""
+def _validated(run: Run, images: ImageData, console: Console | None) -> None:
+    """Give the run its novelty and its validation record, so that later commands need no images."""
     if _is_first_process() and run.find_validation() is None:
         if run.config.novelty and run_novelty(run) is None:
             fit_novelty(run, images.train_part, images.validation_part)
         validate(run, images.validation_part, progress=console is None or not console.quiet)
-    return run
 
 
 def _threads(module: Classifier, images: ImageData) -> AbstractContextManager[object]:

@@ -18,14 +18,14 @@ from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError
 from dubito.evaluation.familiarity import fit_novelty
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.validating import validate
-from dubito.files import refuse_existing, write_atomically
+from dubito.files import new_folder, refuse_existing, write_atomically
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import MEMBERS, Run
 
 __all__ = ["assemble", "begin_member", "begun_members", "member_config", "starts_from_members"]
 
 KEPT = ("environment.json", "network.json", "metrics.csv", "posterior.csv", "best.safetensors", "config.yaml")
-"""What an ensemble takes over of a trained run; the configuration last, so that a folder that has it is whole."""
+"""What an ensemble takes over of a trained run."""
 
 
 def starts_from_members(config: TrainingConfig) -> bool:
@@ -56,6 +56,8 @@ def member_config(config: TrainingConfig, number: int) -> TrainingConfig:
 def begin_member(run: Run, number: int) -> Run:
     """The run of an ensemble's member, made if it is not there."""
     path = run.member_path(number)
+    if run.claim is not None:
+        run.claim.check()  # no member is made in a folder that was removed
     if (path / "config.yaml").exists():
         return Run.open(path)
     if path.exists():
@@ -88,14 +90,17 @@ def assemble(
     _require_alike(members)
     refuse_existing(Path(out))
     first = members[0]
-    whole = Run(out, replace(first.config, members=len(members)), first.data)
+    config = replace(first.config, members=len(members))
     for member in members:
         member.fingerprint()  # refuses one without weights
-    for number, member in enumerate(members):
-        for name in KEPT:
-            if (member.path / name).exists():
-                write_atomically(whole.member_path(number) / name, (member.path / name).read_bytes())
-    whole.write_settings()  # last, so that a folder that has them is whole
+    with new_folder(Path(out)) as folder:
+        whole = Run(folder, config, first.data)
+        for number, member in enumerate(members):
+            for name in KEPT:
+                if (member.path / name).exists():
+                    write_atomically(whole.member_path(number) / name, (member.path / name).read_bytes())
+        whole.write_settings()
+    whole = Run(out, config, first.data)
     try:
         held_out = held_out_images([whole])
         if not len(held_out):
