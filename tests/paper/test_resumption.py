@@ -141,7 +141,7 @@ def _wait_for_the_end_of(pid: int) -> None:
     raise AssertionError(f"process {pid} still runs")
 
 
-@pytest.mark.parametrize("leftover", ["environment.json", ".config.yaml.x1y2"])
+@pytest.mark.parametrize("leftover", ["environment.json", ".config.yaml.abcd_123.part"])
 def test_a_folder_that_was_only_begun_is_begun_again(tmp_path, leftover) -> None:
     cell = Cell("lenet5", "mnist", "frequentist")
     write_standins(tmp_path / "data")
