@@ -54,7 +54,10 @@ def serve(
     max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Most images in a request.")] = 64,
     max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most draws in a request.")] = 1000,
     max_body: Annotated[float, typer.Option(metavar="MB", help="Largest size of a request.")] = 16,
-    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Most pixels in a request.")] = 25,
+    max_pixels: Annotated[
+        float, typer.Option(metavar="MILLIONS", help="Most pixels in a request, and decoded at once.")
+    ] = 25,
+    max_uploads: Annotated[float, typer.Option(metavar="MB", help="Largest size of all requests in memory.")] = 128,
     max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most images that share a forward pass.")] = 64,
     max_wait: Annotated[
         float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are arriving.")
@@ -62,8 +65,16 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most images in the queue; more are refused with 503.")
     ] = 256,
+    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests in work.")] = 256,
+    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="Most open connections.")] = 512,
+    client_share: Annotated[
+        float,
+        typer.Option(metavar="SHARE", help="Part of requests and connections for one address; behind a proxy, 1."),
+    ] = 0.5,
     body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request to arrive.")] = 15,
+    idle_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time between requests of a connection.")] = 15,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time to answer a request.")] = 60,
+    write_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a client to take an answer.")] = 20,
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
@@ -80,11 +91,17 @@ def serve(
         max_samples=max(samples, max_samples),
         max_body_bytes=_millions("--max-body", max_body),
         max_pixels=_millions("--max-pixels", max_pixels),
+        max_upload_bytes=_millions("--max-uploads", max_uploads),
         max_batch=max_batch,
         max_wait=max_wait / 1000,
         max_queue=max_queue,
+        max_requests=max_requests,
+        max_connections=max_connections,
+        client_share=client_share,
         body_timeout=body_timeout,
+        idle_timeout=idle_timeout,
         request_timeout=timeout,
+        write_timeout=write_timeout,
     )
     run_server(
         run,

@@ -10,7 +10,8 @@
     validation.py      how uncertain the network usually is: predictions of held-out images
     answer.py          from a prediction to JSON
     guard.py           checks around every request: hosts, the key, headers, counting
-    traffic.py         counts the requests that are handled, and reads their bodies
+    traffic.py         counts what is in work, and what uploads take
+    connections.py     counts what is open, and makes room
     measuring.py       the metrics of /metrics
     documentation.py   the page /docs
     application.py     the end points

@@ -24,7 +24,7 @@ from dubito.evaluation.thumbnails import data_uri
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
 from dubito.serving.changes import rotate, to_bytes
-from dubito.serving.decoding import decode_images
+from dubito.serving.decoding import count_pixels, decode_images
 from dubito.serving.documentation import STYLE, documentation
 from dubito.serving.guard import Access, Guard
 from dubito.serving.limits import Limits
@@ -32,7 +32,7 @@ from dubito.serving.measuring import CONTENT_TYPE, Measures
 from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
-from dubito.serving.traffic import Traffic
+from dubito.serving.traffic import LARGE, Pixels, Traffic, Upload
 from dubito.serving.validation import RULE, Usual
 
 __all__ = ["Service", "application"]
@@ -50,7 +50,9 @@ KINDS = {
 }
 """The page's files; others are not served."""
 DECODERS = 2
-"""Threads that decode images, and so how many large ones are in memory at once."""
+"""Threads that decode images."""
+
+Points = Sequence[tuple[float | None, float | None]]
 
 
 class Service:
@@ -64,6 +66,7 @@ class Service:
         self.measures = Measures()
         self.batcher = Batcher(model.predict, self.limits, lambda: self.traffic.arriving, self.measures.observe_batch)
         self.measures.watch(lambda: self.batcher.waiting, lambda: self.traffic.in_work)
+        self._pixels = Pixels(self.limits.max_pixels)
         self._decoders = ThreadPoolExecutor(DECODERS, "dubito-decode")
         self._examples = usual.example_list(model.class_names) if usual else []
 
@@ -84,14 +87,16 @@ class Service:
             "examples": self._examples if trusted else [],
         }
 
-    async def answer(self, request: PredictionRequest, deadline: float) -> dict[str, Any]:
-        """The answer to a request."""
+    async def answer(self, request: PredictionRequest, upload: Upload, deadline: float) -> dict[str, Any]:
+        """The answer to a request; its upload is let go as soon as its images are decoded."""
         options = request.options
         method = self._method(request)
+        points = self._points(request)
         drawn = method in DRAWING
         with self.traffic.prepare():
-            loop = asyncio.get_running_loop()
-            images, previews = await loop.run_in_executor(self._decoders, self._prepare, request)
+            images, previews = await self._decode(request, points, deadline)
+            request.files.clear()
+            upload.let_go()
             samples, seed = (options.samples or self.model.samples, options.seed or 0) if drawn else (1, 0)
             job = Job(images, method, samples, deadline, seed, options.draws)
             self._check_work(job)
@@ -101,7 +106,7 @@ class Service:
         except asyncio.TimeoutError:
             raise busy("The server is busy: there was no answer in time; try again later.") from None
         answers = predictions(self.model, self.usual, options, predicted)
-        for answer, (noise, rotation) in zip(answers, self._points(request), strict=True):
+        for answer, (noise, rotation) in zip(answers, points, strict=True):
             answer |= {} if noise is None else {"noise": noise}
             answer |= {} if rotation is None else {"rotation": rotation}
         for answer, preview in zip(answers, previews, strict=False):
@@ -135,15 +140,28 @@ class Service:
             )
 
     @staticmethod
-    def _points(request: PredictionRequest) -> Sequence[tuple[float | None, float | None]]:
+    def _points(request: PredictionRequest) -> Points:
         """Noise and rotation of each prediction."""
         points = request.points
         return points if len(request.files) == 1 else points * len(request.files)
 
-    def _prepare(self, request: PredictionRequest) -> tuple[Tensor, list[str]]:
+    async def _decode(self, request: PredictionRequest, points: Points, deadline: float) -> tuple[Tensor, list[str]]:
+        """What `_prepare` gives, once its pixels have their turn."""
+        loop = asyncio.get_running_loop()
+        pixels = await loop.run_in_executor(self._decoders, count_pixels, request.files, self.limits.max_pixels)
+        try:
+            await asyncio.wait_for(self._pixels.take(pixels), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            raise busy("The server is busy: many large images are in work; try again later.") from None
+        self.traffic.grown |= pixels > LARGE
+        try:
+            return await loop.run_in_executor(self._decoders, self._prepare, request, points)
+        finally:
+            self._pixels.give(pixels)
+
+    def _prepare(self, request: PredictionRequest, points: Points) -> tuple[Tensor, list[str]]:
         """The images as the network takes them, and what they look like if that was asked for."""
-        decoded = decode_images(request.files, self.model.data, self.limits.max_pixels)
-        points = self._points(request)
+        decoded = decode_images(request.files, self.model.data)
         sources = decoded * len(points) if len(decoded) == 1 else decoded
         seed = request.options.seed or 0
         changed = [
@@ -168,7 +186,7 @@ def application(service: Service, access: Access | None = None) -> Guard:
     _add_page(app, service)
     _add_failures(app)
     paths = {"/", "/predict", "/model", "/health", "/metrics", "/docs", "/openapi.json"}
-    return Guard(app, access, service.limits, service.measures, paths)
+    return Guard(app, access, service.limits, service.traffic, service.measures, paths)
 
 
 def _add_model(app: FastAPI, service: Service, access: Access) -> None:
@@ -182,13 +200,16 @@ def _add_model(app: FastAPI, service: Service, access: Access) -> None:
         if request.query_params:
             name = next(iter(request.query_params))[:30]
             raise RefusedError(400, f"The address has ?{name}=..., but options go into the body, beside the images.")
-        with service.traffic.admit():
-            service.batcher.require_room()  # now, because reading and decoding would be in vain
-            deadline = time.monotonic() + service.limits.request_timeout
-            body = await service.traffic.read(request.stream(), request.headers.get("content-length"))
-            parsed = await parse_request(body, request.headers, service.limits)
-            del body
-            return JSONResponse(await service.answer(parsed, deadline))
+        client = request.client.host if request.client else ""
+        service.traffic.require_room(client)  # now, because reading and decoding would be in vain
+        service.batcher.require_room()
+        with Upload(service.traffic, service.limits) as upload:
+            body = await upload.read(request.stream(), request.headers.get("content-length"))
+            with service.traffic.admit(client):
+                deadline = time.monotonic() + service.limits.request_timeout
+                parsed = await parse_request(body, request.headers, service.limits)
+                del body
+                return JSONResponse(await service.answer(parsed, upload, deadline))
 
     @app.get("/model", response_model=None)
     async def model(request: Request) -> Response:

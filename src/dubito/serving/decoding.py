@@ -18,11 +18,12 @@ from dubito.errors import DataError
 from dubito.runs.run import DataDescription
 from dubito.serving.refusal import RefusedError
 
-__all__ = ["decode_base64", "decode_images"]
+__all__ = ["count_pixels", "decode_base64", "decode_images"]
 
 
-def decode_images(files: Sequence[bytes], data: DataDescription, max_pixels: int) -> list[Tensor]:
-    """Each file as an image (C, H, W) of bytes, as the run's own data was read."""
+
+def count_pixels(files: Sequence[bytes], max_pixels: int) -> int:
+    """Pixels of all images together, by their headers; too many are refused."""
     pixels = 0
     for number, content in enumerate(files, start=1):
         pixels += _count_pixels(content, _name(number, len(files)))
@@ -31,6 +32,11 @@ def decode_images(files: Sequence[bytes], data: DataDescription, max_pixels: int
             raise RefusedError(
                 413, f"{what} {pixels:,} pixels, but at most {max_pixels:,} are read; shrink or split them."
             )
+    return pixels
+
+
+def decode_images(files: Sequence[bytes], data: DataDescription) -> list[Tensor]:
+    """Each file as an image (C, H, W) of bytes, as the run's own data was read; their pixels have been counted."""
     return [_decode(content, _name(number, len(files)), data) for number, content in enumerate(files, start=1)]
 
 

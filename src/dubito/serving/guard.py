@@ -3,6 +3,7 @@
 - On a loopback address only requests for that address are answered, so that no web page can reach the server under a
   name of its own (DNS rebinding); and none that a page of another origin sends.
 - With a key, everything but the page, its documentation and /health needs it.
+- A body whose length is told in two ways is refused: a proxy might believe the other one (request smuggling).
 - An answer that comes before the whole body has arrived waits until the rest was read and thrown away, up to a limit:
   else the client would see a broken connection instead of the reason.
 """
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 from dubito.serving.limits import Limits
 from dubito.serving.measuring import Measures
 from dubito.serving.refusal import RefusedError
+from dubito.serving.traffic import Traffic
 
 __all__ = ["Access", "Body", "Guard"]
 
@@ -46,6 +48,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 TIMED_OUT = 408
+TWOFOLD = RefusedError(400, "The request has both Content-Length and Transfer-Encoding, but may have only one of them.")
 INTERNAL = "Something went wrong in the server; its log says what."
 
 
@@ -120,10 +123,19 @@ class Body:
 class Guard:
     """The application behind these checks, as an ASGI application."""
 
-    def __init__(self, app: Any, access: Access, limits: Limits, measures: Measures, paths: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: Any,
+        access: Access,
+        limits: Limits,
+        traffic: Traffic,
+        measures: Measures,
+        paths: Collection[str],
+    ) -> None:
         self._app = app
         self._access = access
         self._limits = limits
+        self._traffic = traffic
         self._measures = measures
         self._paths = paths
 
@@ -134,17 +146,19 @@ class Guard:
             return
         began = time.monotonic()
         body = Body(receive)
+        headers = dict(scope["headers"])
+        twofold = b"content-length" in headers and b"transfer-encoding" in headers
         status = 0
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                await self._finish(body, message)
+                await self._finish(body, message, close=twofold or self._traffic.stopping)
             await send(message)
 
         try:
-            refusal = self._access.refuse(scope["method"], scope["path"], dict(scope["headers"]))
+            refusal = TWOFOLD if twofold else self._access.refuse(scope["method"], scope["path"], headers)
             if refusal is None:
                 await self._app(scope, body.receive, answer)
             else:
@@ -157,8 +171,8 @@ class Guard:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._measures.observe_request(path, status or 499, time.monotonic() - began)
 
-    async def _finish(self, body: Body, message: Message) -> None:
-        """Read the rest of the body, and add the headers of every answer."""
+    async def _finish(self, body: Body, message: Message, close: bool) -> None:
+        """Read the rest of the body, and add the headers of every answer; the last one of a connection says so."""
         extra = dict(HEADERS)
         present = {name.lower() for name, _ in message["headers"]}
         if b"cache-control" not in present:
@@ -166,7 +180,7 @@ class Guard:
         if not body.complete and message["status"] != TIMED_OUT:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(body.discard(4 * self._limits.max_body_bytes), self._limits.body_timeout)
-        if not body.complete:
+        if close or not body.complete:
             extra["Connection"] = "close"
         message["headers"] = [
             *message["headers"],

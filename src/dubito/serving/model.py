@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -141,7 +142,12 @@ class ServedModel:
     def title(self) -> str:
         """The model with what it is and what it was trained on, where that is known."""
         what = f"{self._facts['inference']} {self._facts['model']}"
-        return f"{self.name} ({what}{f' on {self.data.name}' if self.data.name else ''})"
+        return f"{self.name} ({what}{f' on {self.data_name}' if self.data.name else ''})"
+
+    @property
+    def data_name(self) -> str:
+        """What the images are called, without the place of their folder."""
+        return without_folder(self.data.name)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ class ServedModel:
         return {
             "name": self.name,
             **self._facts,
-            "data": data.name,
+            "data": self.data_name,
             "class_names": list(self.class_names),
             "channels": data.channels,
             "size": data.size,
@@ -218,9 +224,19 @@ class ServedModel:
 def _facts(model: Run | torch.nn.Module, network: torch.nn.Module) -> dict[str, str]:
     """What kind of network it is, and how it was trained."""
     if isinstance(model, Run):
-        return {"model": model.config.model, "inference": model.config.inference}
+        return {"model": without_folder(model.config.model), "inference": model.config.inference}
     inference = "vi" if posteriors(network) else "dropout" if drawn_dropout(network, None) else "frequentist"
     return {"model": type(network).__name__, "inference": inference}
+
+
+def without_folder(name: str) -> str:
+    """The name of a network or of data without a place on this machine, which is nobody's business.
+
+    >>> without_folder("hf:/home/me/vit"), without_folder("../birds"), without_folder("cifar10")
+    ('hf:vit', 'birds', 'cifar10')
+    """
+    kind, colon, place = name.rpartition(":")
+    return kind + colon + PurePath(place).name
 
 
 def _works(network: torch.nn.Module, method: str, image: Tensor) -> bool:

@@ -22,6 +22,8 @@ __all__ = ["Options", "PredictionRequest", "parse_request", "request_schema"]
 _MANY = ("noise", "rotation")
 _SHOWN = 60
 """Characters of a wrong value that are repeated in a sentence."""
+_VALUES = 100_000
+"""Values of a JSON body; images are one each."""
 
 
 def _numbers(value: Any) -> Any:
@@ -152,6 +154,8 @@ def request_schema() -> dict[str, Any]:
 
 
 def _from_json(body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
+    if sum(body.count(sign) for sign in b"[{,") > _VALUES:  # each takes far more memory than its character
+        raise RefusedError(413, f"The body is JSON with more than {_VALUES:,} values; send fewer.")
     try:
         content = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RefusedError:

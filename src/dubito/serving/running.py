@@ -78,10 +78,13 @@ def serve(
             print("Ctrl-C stops.", flush=True)
 
         access = Access(hosts_of(listening, host, list(allow_hosts)), api_key)
-        left = serve_until_signal(Service(served, usual, limits), access, listening, started)
+        service = Service(served, usual, limits)
+        left = serve_until_signal(service, access, listening, started)
     if left:
         raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
-    print("Stopped; all accepted requests have been answered.", flush=True)
+    unread = service.traffic.given_up
+    exception = f", but {unread} of their clients did not read the answer in time" if unread else ""
+    print(f"Stopped; all accepted requests have been answered{exception}.", flush=True)
 
 
 def _require_packages() -> None:

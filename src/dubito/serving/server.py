@@ -1,17 +1,21 @@
 """The server process: its socket, its signals, and a clean shutdown.
 
-On SIGTERM or SIGINT the server refuses new predictions (503), answers all that it accepted, and then closes its socket
-and ends; a second signal ends it at once.
+On SIGTERM or SIGINT the server refuses new predictions (503) and answers all that it accepted. Then it lets nobody else
+connect, refuses whoever has done so before, closes its socket and ends; a second signal ends it at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import json
+import math
 import signal
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -22,14 +26,20 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dubito.errors import DubitoError
+from dubito.memory import give_back_memory
 from dubito.serving.application import Service, application
+from dubito.serving.connections import Connections
 from dubito.serving.guard import Access
+from dubito.serving.limits import Limits
+from dubito.serving.refusal import RefusedError, busy
+from dubito.serving.traffic import Traffic
 
 __all__ = ["bind", "hosts_of", "is_loopback", "serve_until_signal"]
 
-LINGER = 0.3
-"""Seconds that a stopping server still answers, so that /health and late requests say that it is stopping."""
-MAX_CONNECTIONS = 1000
+NOTICE = 0.3
+"""Seconds that a stopping server still takes connections, so that /health and late requests say that it is stopping."""
+LINGER = 1.0
+"""Seconds for a request that was under way when the server refused it: closing at once would reset the connection."""
 HEADER_BYTES = 32_768
 
 
@@ -81,10 +91,11 @@ def serve_until_signal(service: Service, access: Access, opened: socket.socket, 
 
     Gives the number of requests that it did not wait for at the end.
     """
-    limits = service.limits
 
     class Protocol(_Protocol):
-        header_timeout = limits.body_timeout
+        limits = service.limits
+        traffic = service.traffic
+        others = Connections(service.limits)
 
     config = uvicorn.Config(
         application(service, access),
@@ -96,12 +107,13 @@ def serve_until_signal(service: Service, access: Access, opened: socket.socket, 
         log_level="error",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=max(1, round(limits.shutdown_timeout)),
+        # No limit_concurrency: it counts open connections as requests, so that idle ones would shut others out.
+        timeout_keep_alive=math.ceil(service.limits.idle_timeout),
+        timeout_graceful_shutdown=math.ceil(2 * LINGER),  # by then all is answered, see _Server.on_tick
         h11_max_incomplete_event_size=HEADER_BYTES,
         backlog=2048,
     )
-    server = _Server(config, service, started)
+    server = _Server(config, service, opened, started)
     try:
         server.run(sockets=[opened])
     finally:
@@ -112,11 +124,15 @@ def serve_until_signal(service: Service, access: Access, opened: socket.socket, 
 class _Server(uvicorn.Server):
     """uvicorn, but it answers what it accepted before it closes its socket."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, opened: socket.socket, started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._opened = opened
         self._started = started
         self._stop_at: float | None = None
+        self._closed_at: float | None = None
         self.left = 0
         """Requests that were in work when it stopped waiting for them."""
 
@@ -138,71 +154,178 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stop_at is None:
             self._service.traffic.stopping = True
-            self._stop_at = time.monotonic() + LINGER
+            self._stop_at = time.monotonic()
         else:
             self.left = self._service.traffic.in_work
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._stop_at is not None:
-            now, patience = time.monotonic(), self._service.limits.shutdown_timeout
-            idle = not self._service.traffic.in_work and now > self._stop_at
-            if (idle or now > self._stop_at + patience) and not self.should_exit:
-                self.left = self._service.traffic.in_work
-                self.should_exit = True
+        traffic = self._service.traffic
+        if self._stop_at is not None and not self.should_exit:
+            self._stop(time.monotonic() - self._stop_at)
+        if traffic.grown and not traffic.buffered:
+            traffic.grown = False
+            asyncio.get_running_loop().run_in_executor(None, give_back_memory)
         return await super().on_tick(counter)
+
+    def _stop(self, seconds: float) -> None:
+        """Go on with stopping, which began so many seconds ago."""
+        if seconds > NOTICE + self._service.limits.shutdown_timeout:
+            self.left = self._service.traffic.in_work
+            self.should_exit = True
+        elif self._service.traffic.in_work or seconds < NOTICE:
+            return
+        elif self._closed_at is None:
+            refuse_connections(self._opened)
+            self._closed_at = seconds
+        else:
+            # Those that connected before have had the time to ask; an answer of a stopping server closes a connection.
+            waited = seconds - self._closed_at
+            self.should_exit = waited > LINGER or (waited > NOTICE and not self.server_state.connections)
+
+
+def refuse_connections(opened: socket.socket) -> None:
+    """Let nobody else connect to a listening socket; who has connected before can still be accepted.
+
+    Closing the socket alone would reset connections that the system has taken and the server has not yet seen. A
+    filter that drops every packet has no effect on them; clients that try later are refused once the socket is closed.
+    """
+    if sys.platform != "linux":
+        return
+    attach_filter, return_nothing = 26, struct.pack("HBBI", 0x06, 0, 0, 0)
+    program = ctypes.create_string_buffer(return_nothing)
+    with contextlib.suppress(OSError):  # a kernel without filters: a few microseconds remain in which one may be reset
+        opened.setsockopt(socket.SOL_SOCKET, attach_filter, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 with a time limit for a request's header, and JSON errors for invalid HTTP."""
+    """HTTP/1.1 with limits of time for headers and for answers, and of connections; and JSON errors."""
 
-    header_timeout = 15.0
+    limits: Limits
+    traffic: Traffic
+    others: Connections
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _refused = False
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.close()
-            return
-        self._await_header()
+        transport.set_write_buffer_limits(high=0)  # so that pause_writing comes when anything waits to be taken
+        self._since = time.monotonic()
+        if len(self.connections) > 2 * self.limits.max_connections:
+            transport.abort()  # even those that are being refused are too many
+        elif self.others.enter(self):
+            self._await_header()
+        else:
+            self._refuse(busy("The server is busy: it has too many open connections; try again later."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._taken()
+        self.others.leave(self)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         idle = self._timer is None and self._is_between_requests()
         super().data_received(data)
+        if self._refused:
+            return
         if not self._is_between_requests():
             self._stop_timer()
         elif idle and not self.transport.is_closing():
             self._await_header()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
+    def on_response_complete(self) -> None:
+        self._since = time.monotonic()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.traffic.hold(self.address)
+        self._write_timer = self.loop.call_later(self.limits.write_timeout, self._give_up_answer)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def shutdown(self) -> None:
+        """End the connection once its answer has been sent; a request that has not arrived by now is refused."""
+        if self._is_arriving():
+            self._refuse(busy("The server is stopping and takes no more requests."))
+        elif not self._refused:
+            super().shutdown()
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        return self.client[0] if self.client else ""
+
+    def waits_since(self) -> float | None:
+        """When it began to wait for a request, or the rest of one; None if the server owes it an answer."""
+        owed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return None if owed or self.flow.write_paused else self._since
+
+    def make_room(self) -> None:
+        """End it in favour of another."""
+        if self._is_arriving():
+            self._refuse(busy("The server is busy: others needed this connection; try again later."))
+        else:
+            self.transport.close()
 
     def _is_between_requests(self) -> bool:
         return self.conn.their_state is h11.IDLE
 
+    def _is_arriving(self) -> bool:
+        """Whether a part of a request has come, and not all."""
+        begun = self._is_between_requests() and bool(self.conn.trailing_data[0])
+        return begun or self.conn.their_state is h11.SEND_BODY
+
     def _await_header(self) -> None:
-        self._timer = self.loop.call_later(self.header_timeout, self._give_up)
+        self._timer = self.loop.call_later(self.limits.body_timeout, self._give_up_header)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
-        seconds = self.header_timeout
-        self._refuse(408, f"The request's header did not arrive within {seconds:g} seconds.")
+    def _give_up_header(self) -> None:
+        if self._is_arriving():
+            seconds = self.limits.body_timeout
+            self._refuse(RefusedError(408, f"The request's header did not arrive within {seconds:g} seconds."))
+        else:
+            self.transport.close()
+
+    def _taken(self) -> None:
+        """Nothing is left that the client has to take."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+            self.traffic.let_go(self.address)
+
+    def _give_up_answer(self) -> None:
+        self.traffic.given_up += 1
+        self.transport.abort()  # close would wait until the client reads
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "This is not a valid HTTP request.")
+        self._refuse(RefusedError(400, "This is not a valid HTTP request."))
 
-    def _refuse(self, status: int, sentence: str) -> None:
-        if self.transport.is_closing():
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Say why the connection ends, and read what the client still sends, so that it is not reset meanwhile."""
+        if self._refused or self.transport.is_closing():
             return
-        content = json.dumps({"error": sentence}).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(content))), ("connection", "close")]
-        events: list[Any] = [h11.Response(status_code=status, headers=headers), h11.Data(data=content)]
+        self._refused = True
+        self._stop_timer()
+        self.others.leave(self)
+        content = json.dumps({"error": str(refusal)}).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+        headers |= refusal.headers
+        response: list[Any] = [h11.Response(status_code=refusal.status, headers=list(headers.items()))]
         with contextlib.suppress(h11.LocalProtocolError):
-            for event in (*events, h11.EndOfMessage()):
+            for event in (*response, h11.Data(data=content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.abort)

@@ -1,15 +1,23 @@
-"""How many requests are being handled, and how many bytes of their bodies are in memory."""
+"""What is in work, counted apart from what is merely open; and how many bytes of uploads are in memory.
+
+A request is in work from when it has arrived whole until its client has taken the answer. A request that still arrives
+is not: it costs a connection and the bytes that have come, and a slow one shuts nobody out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError, busy
 
-__all__ = ["Traffic"]
+__all__ = ["LARGE", "Pixels", "Traffic", "Upload"]
+
+LARGE = 1_000_000
+"""Bytes or pixels of an upload after which freed memory is given back."""
 
 
 class Traffic:
@@ -17,27 +25,61 @@ class Traffic:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._clients: Counter[str] = Counter()
         self.stopping = False
         """Whether the server takes no more requests."""
-        self.in_work = 0
-        """Requests that were accepted and not answered."""
+        self.answering = 0
+        """Requests that were accepted and have no answer yet."""
+        self.untaken = 0
+        """Answers that were written and that their clients have not taken whole."""
+        self.given_up = 0
+        """Answers that a client did not take in time."""
         self.arriving = 0
         """Requests that have been read and will soon reach the queue."""
         self.buffered = 0
         """Bytes of all bodies in memory."""
+        self.grown = False
+        """Whether something large has been in memory since freed memory was last given back."""
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Accept a request, or refuse it."""
+    @property
+    def in_work(self) -> int:
+        """Requests that were accepted and whose answers have not been taken."""
+        return self.answering + self.untaken
+
+    def require_room(self, client: str) -> None:
+        """Refuse a request if too many are in work, of this client or of all."""
         if self.stopping:
             raise busy("The server is stopping and takes no more requests.")
-        if self.in_work >= self._limits.max_requests:
-            raise busy(f"The server is busy: {self.in_work} requests are in work already; try again later.")
-        self.in_work += 1
+        if self.answering >= self._limits.max_requests:
+            raise busy(f"The server is busy: {self.answering} requests are in work already; try again later.")
+        if self._clients[client] >= self._limits.of_client(self._limits.max_requests):
+            raise busy(f"{self._clients[client]} of your requests are in work already; try again later.")
+
+    @contextmanager
+    def admit(self, client: str) -> Iterator[None]:
+        """Accept a request that has arrived, or refuse it."""
+        self.require_room(client)
+        self.answering += 1
+        self._clients[client] += 1
         try:
             yield
         finally:
-            self.in_work -= 1
+            self.answering -= 1
+            self._count_off(client)
+
+    def hold(self, client: str) -> None:
+        """A client has begun to keep an answer waiting."""
+        self.untaken += 1
+        self._clients[client] += 1
+
+    def let_go(self, client: str) -> None:
+        """It has taken the answer, or is gone."""
+        self.untaken -= 1
+        self._count_off(client)
+
+    def _count_off(self, client: str) -> None:
+        self._clients[client] -= 1
+        self._clients += Counter()  # forgets those that have none
 
     @contextmanager
     def prepare(self) -> Iterator[None]:
@@ -48,31 +90,72 @@ class Traffic:
         finally:
             self.arriving -= 1
 
+
+class Upload:
+    """A request's body, which counts among the bytes in memory until it is let go."""
+
+    def __init__(self, traffic: Traffic, limits: Limits) -> None:
+        self._traffic = traffic
+        self._limits = limits
+        self._size = 0
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The body and what was made of it are in memory no more."""
+        self._traffic.buffered -= self._size
+        self._traffic.grown |= self._size > LARGE
+        self._size = 0
+
     async def read(self, stream: AsyncIterator[bytes], length: str | None) -> bytes:
         """The whole body, unless it is too large or too slow; `length` is what the client announced, if anything."""
-        most = self._limits.max_body_bytes
-        if length is not None and length.isdigit() and int(length) > most:
+        if length is not None and length.isdigit() and int(length) > self._limits.max_body_bytes:
             raise self._too_large()
         try:
-            return await asyncio.wait_for(self._collect(stream, most), self._limits.body_timeout)
+            return await asyncio.wait_for(self._collect(stream), self._limits.body_timeout)
         except asyncio.TimeoutError:
             seconds = self._limits.body_timeout
             raise RefusedError(408, f"The request's body did not arrive within {seconds:g} seconds.") from None
 
-    async def _collect(self, stream: AsyncIterator[bytes], most: int) -> bytes:
-        body = bytearray()
-        try:
-            async for piece in stream:
-                body += piece
-                self.buffered += len(piece)
-                if len(body) > most:
-                    raise self._too_large()
-                if self.buffered > self._limits.max_buffered_bytes:
-                    raise busy("The server is busy: many large requests are in work; try again later.")
-            return bytes(body)
-        finally:
-            self.buffered -= len(body)
+    async def _collect(self, stream: AsyncIterator[bytes]) -> bytes:
+        pieces: list[bytes] = []
+        async for piece in stream:
+            pieces.append(piece)
+            self._size += len(piece)
+            self._traffic.buffered += len(piece)
+            if self._size > self._limits.max_body_bytes:
+                raise self._too_large()
+            if self._traffic.buffered > max(self._limits.max_upload_bytes, self._limits.max_body_bytes):
+                raise busy("The server is busy: many large requests are in work; try again later.")
+        return b"".join(pieces)
 
     def _too_large(self) -> RefusedError:
         most = self._limits.max_body_bytes
         return RefusedError(413, f"The request's body is larger than {most:,} bytes; send fewer or smaller images.")
+
+
+class Pixels:
+    """Lets requests decode their images while these have few enough pixels together; the others wait their turn."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, count: int) -> None:
+        """Wait until so many more pixels may be decoded; a request may take all of them, but no more."""
+        async with self._turn:  # in the order of arrival, so that a large request is not passed for ever
+            while self._used and self._used + count > self._most:
+                self._freed.clear()
+                await self._freed.wait()
+            self._used += count
+
+    def give(self, count: int) -> None:
+        """The pixels have been decoded."""
+        self._used -= count
+        self._freed.set()
