@@ -21,7 +21,6 @@ from dubito.serving.refusal import RefusedError
 __all__ = ["count_pixels", "decode_base64", "decode_images"]
 
 
-
 def count_pixels(files: Sequence[bytes], max_pixels: int) -> int:
     """Pixels of all images together, by their headers; too many are refused."""
     pixels = 0
