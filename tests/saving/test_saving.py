@@ -384,7 +384,7 @@ def test_damaged_files_are_named(saved: Path) -> None:
 def test_a_folder_cannot_have_a_function_run(tmp_path: Path) -> None:
     folder = dubito.save(dubito.models.build("lenet5", 3, 1), tmp_path / "saved")
     changed(folder, "built_as", "name", to="os:abort")
-    with pytest.raises(RunError, match="it is built by os:abort, which would be run: give trust=True"):
+    with pytest.raises(RunError, match="built by os:abort, which would be run: give --trust"):
         dubito.load(folder)
 
 

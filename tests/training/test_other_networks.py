@@ -56,10 +56,18 @@ def test_a_network_of_an_own_function_is_trained_frozen_and_fine_tuned(
 ) -> None:
     (tmp_path / "functions_of_mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache"))
     first = train(
         configure(**SMALL, model="functions_of_mine:small", inference="frequentist"), tmp_path / "plain", console=quiet
     )
-    begun = first.load()
+    begun = first.load()  # without a question: it was trained here
+    monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache of somebody else"))
+    with pytest.raises(
+        RunError, match=r"plain cannot be opened: .*functions_of_mine:small, which would be run: give --trust"
+    ):
+        dubito.load(tmp_path / "plain")
+    assert torch.equal(dubito.load(tmp_path / "plain", trust=True)[0].weight, begun[0].weight)
+    monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache"))
     settings = configure("finetune", init=str(tmp_path / "plain"), freeze="0,1", **{**SMALL, "head": None})
     assert (settings.model, settings.head, settings.inference) == ("functions_of_mine:small", "softmax", "vi")
     tuned = train(settings, tmp_path / "tuned", console=quiet).load("last")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Annotated, NoReturn
 
 import typer
@@ -89,7 +90,9 @@ app.command("models", epilog=models.EXAMPLES)(models.models)
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and give its exit code."""
     command = typer.main.get_command(app)
-    return guarded(lambda given: command.main(given, "dubito", standalone_mode=False), arguments)
+    # In a context of its own, with which --trust ends.
+    context = copy_context()
+    return context.run(guarded, lambda given: command.main(given, "dubito", standalone_mode=False), arguments)
 
 
 def main() -> NoReturn:

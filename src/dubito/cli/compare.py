@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.evaluate import json_writer
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
@@ -68,6 +68,7 @@ def compare(
         ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs on the same test images: Bayesian, frequentist, dropout, ensembles."""

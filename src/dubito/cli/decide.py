@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, TargetError
@@ -70,6 +70,7 @@ def decide(
         str | None,
         typer.Option(metavar="NAME", help="Where the run's data is, if it has moved.", show_default=False),
     ] = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Fit a rule that accepts predictions, has them reviewed or refuses images, with a guarantee."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.terminal import examples
 
 __all__ = ["EXAMPLES", "ensemble"]
@@ -27,6 +27,7 @@ def ensemble(
         list[Path], typer.Argument(metavar="RUN", help="Two or more run folders of the same data.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder.", show_default=False)],
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Join trained runs into one run folder: an ensemble that predicts as one network."""

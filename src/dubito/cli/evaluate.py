@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
@@ -122,6 +122,7 @@ def evaluate(
         int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
     ] = 256,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Measure accuracy, calibration and both uncertainties of a run on test images."""

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.failure import Debug
-from dubito.cli.predict import calibration_of, require_choice
+from dubito.cli.failure import Debug, Trust
+from dubito.cli.predict import calibration_of, require_choice, saved_temperature_of
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "export"]
@@ -33,7 +35,7 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or that of dubito.save.", show_default=False)],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -65,6 +67,7 @@ def export(
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write a network as one ONNX or PyTorch file that needs no dubito."""
@@ -78,24 +81,39 @@ def export(
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)
     from dubito.exporting import export as exported
+    from dubito.prediction import Predictor
     from dubito.runs.run import Run
+    from dubito.saving import open_folder
 
-    opened = Run.open(run)
-    single = opened.config.inference == "frequentist" and not opened.is_ensemble
+    network, source = open_folder(run, checkpoint)
+    single = Predictor(network, 2).samples == 1  # it has nothing to draw
     if samples is not None and (what or ("mean" if single else "draws")) != "draws":
         raise OptionError(f"--samples is {samples}, but only --what draws has a number of draws; leave it out.")
-    if calibrated:
-        calibration_of(opened, "--calibrated", checkpoint)  # which says so if there is none
+    if calibrated and isinstance(source, Run):
+        calibration_of(source, "--calibrated", checkpoint)  # which says so if there is none
+    # Rules and sets are for the predictions that they were fitted to: by draws, or by a network without any.
+    drawn = what in (None, "draws") or single
+    if isinstance(source, Run):
+        fitted = _fitted(source, checkpoint, drawn, calibrated)
+    else:
+        fitted = _saved_fitted(source, network, drawn, calibrated)
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
         try:
-            network, draws = opened.load(checkpoint), samples or 10
-            # Rules and sets are for the predictions that they were fitted to: by draws, or by a network without any.
-            drawn = what in (None, "draws") or opened.config.inference == "frequentist"
-            fitted = _fitted(opened, checkpoint, drawn, calibrated)
-            exported(network, file, format=format, what=what, samples=draws, **fitted)
+            exported(network, file, format=format, what=what, samples=samples or 10, **fitted)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")
+
+
+def _saved_fitted(folder: Path, network: nn.Module, drawn: bool, calibrated: bool) -> dict[str, Any]:
+    """The same of a saved network."""
+    from dubito.prediction import Predictor
+
+    predictor = Predictor(network, 1)
+    predictor.use_saved(folder)
+    rule = predictor.rule if drawn and not calibrated else None
+    temperature = saved_temperature_of(folder, calibrated)
+    return {"novelty": predictor.novelty, "rule": rule, "temperature": temperature}
 
 
 def _fitted(run: Run, checkpoint: str, drawn: bool, calibrated: bool) -> dict[str, Any]:

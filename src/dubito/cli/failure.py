@@ -13,7 +13,7 @@ import typer
 
 from dubito.errors import DubitoError, DubitoWarning
 
-__all__ = ["INTERRUPTED", "USAGE", "Debug", "UsageError", "guarded", "is_main_process", "sentence"]
+__all__ = ["INTERRUPTED", "USAGE", "Debug", "Trust", "UsageError", "guarded", "is_main_process", "sentence"]
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes: an error, a wrong command line, Ctrl-C."""
@@ -24,6 +24,24 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 # `guarded` looks for it among the arguments, because it must work even when they cannot be parsed; here it is only
 # declared, so that it is allowed before and after the command and help shows it.
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")]
+
+
+def _trust(asked: bool) -> bool:
+    if asked:
+        from dubito.models.trust import trust_all
+
+        trust_all()
+    return asked
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        callback=_trust,
+        help="Run the function that the network is built by, if it is package.module:function of somebody else's run.",
+    ),
+]
 
 
 def guarded(command: Callable[[list[str]], Any], arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.inputs import Reader, find_images
 from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dubito.runs.run import Run
     from dubito.runs.validation import Calibration
 
-__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "calibration_of", "predict"]
+__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "calibration_of", "predict", "saved_temperature_of"]
 
 EXAMPLES = examples(
     "dubito predict runs/first photos/ --out predictions.csv",
@@ -71,7 +71,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Run folder that dubito train made, or .onnx file that dubito export made.",
+            help="Run folder that dubito train made, folder of dubito.save, or .onnx file that dubito export made.",
             show_default=False,
         ),
     ],
@@ -134,6 +134,7 @@ def predict(
     ] = "best",
     engine: Annotated[str, typer.Option(metavar="NAME", help="What carries the work: local, this process.")] = "local",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Predict the class of images, with aleatoric and epistemic uncertainty."""
@@ -142,6 +143,7 @@ def predict(
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     write = writer(out) if out else None
     calibration: Calibration | None = None
+    temperature: float | None = None
     about_order = ""
     if run.suffix.lower() == ".onnx" and not run.is_dir():
         options = ("samples", "method", "seed", "checkpoint", "device", "calibrated", "conformal")
@@ -155,21 +157,25 @@ def predict(
 
         from dubito.engines import get_engine
         from dubito.prediction import Predictor
+        from dubito.runs.attached import data_of, require_data
         from dubito.runs.run import Run
+        from dubito.saving import open_folder
 
         # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
         torch.set_flush_denormal(True)
-        opened = Run.open(run)
-        network = opened.load(checkpoint).to(choose_device(device))
-        predictor = Predictor(network, samples, method, seed, batch_size=batch_size)
-        predictor.use_novelty(opened, checkpoint)
-        predictor.use_rule(opened, checkpoint)
-        if calibrated or conformal:
-            calibration = calibration_of(opened, "--calibrated" if calibrated else "--conformal", checkpoint)
+        network, source = open_folder(run, checkpoint)
+        predictor = Predictor(network.to(choose_device(device)), samples, method, seed, batch_size=batch_size)
+        predictor.use_fitted(source, checkpoint)
+        if not isinstance(source, Run):
+            temperature = saved_temperature_of(source, calibrated, conformal)
+        elif calibrated or conformal:
+            calibration = calibration_of(source, "--calibrated" if calibrated else "--conformal", checkpoint)
+            temperature = calibration.temperature if calibrated else None
         else:
-            calibration = opened.find_calibration() if checkpoint == "best" else None
-        sort, about_order = _order(sort, calibration, opened)
-        data, predict_all = opened.data, partial(_predict, get_engine(engine), predictor)
+            calibration = source.find_calibration() if checkpoint == "best" else None
+        sort, about_order = _order(sort, calibration, run)
+        data = require_data(data_of(network), "dubito predict")
+        predict_all = partial(_predict, get_engine(engine), predictor)
     from dubito.data import images_at_once
 
     reader = Reader(find_images(images, data), data)
@@ -178,10 +184,10 @@ def predict(
     sets = None
     if prediction is not None and calibration is not None and conformal:
         sets = _sets(prediction, calibration, data.class_names)
-    if prediction is not None and calibration is not None and calibrated:
+    if prediction is not None and temperature is not None:
         from dubito.prediction.calibrated import calibrate
 
-        prediction = calibrate(prediction, calibration.temperature)
+        prediction = calibrate(prediction, temperature)
     table = _sorted(_table(reader, prediction, data.class_names, sets), sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
@@ -203,10 +209,21 @@ def calibration_of(run: Run, option: str, checkpoint: str) -> Calibration:
     return run.find_calibration() or validation_of(run, progress=True).calibration
 
 
-def _order(sort: str | None, calibration: Calibration | None, run: Run) -> tuple[str, str]:
+def saved_temperature_of(folder: Path, calibrated: bool, conformal: bool = False) -> float | None:
+    """What calibrates a saved network, if that is asked for; None for nothing."""
+    from dubito.saving import saved_temperature
+
+    found = saved_temperature(folder) if calibrated else None
+    if conformal or (calibrated and found is None):
+        option, lack = ("--conformal", "validation record") if conformal else ("--calibrated", "calibrated predictor")
+        raise OptionError(f"{option} is given, but {folder} is a saved network without a {lack}; leave it out.")
+    return found
+
+
+def _order(sort: str | None, calibration: Calibration | None, run: Path) -> tuple[str, str]:
     """By what the rows are sorted, and a sentence about it: what was chosen, or that a choice finds no mistakes."""
     if calibration is None:
-        missing = f"there is no validation record of these weights of {run.path} to choose an uncertainty by"
+        missing = f"there is no validation record of these weights of {run} to choose an uncertainty by"
         return (sort, "") if sort else ("given", f"Rows are in the order given: {missing}.")
     images, best = f"{calibration.images:,} validation images", calibration.best_score
     if sort is None and best is None:

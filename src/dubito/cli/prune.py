@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, size
@@ -57,6 +57,7 @@ def prune(
     ] = False,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
     checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best or last.")] = "best",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Set the weights with the smallest signal-to-noise ratio to exactly zero."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 
@@ -58,6 +58,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write an HTML report: how good a network is, and how far its uncertainties can be trusted."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli.failure import Debug
+from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import choose_device, require_choice
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
@@ -25,7 +25,7 @@ EXAMPLES = examples(
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or that of dubito.save.", show_default=False)],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,
@@ -79,6 +79,7 @@ def serve(
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Serve predictions over HTTP, with a page to try them."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from dubito.cli.failure import INTERRUPTED, Debug, UsageError, is_main_process
+from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
 from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
@@ -60,6 +60,7 @@ FLAGS: dict[str, Any] = {
         bool,
         typer.Option("--accept-changes", help="With --resume: go on although config.yaml was edited since."),
     ],
+    "trust": Trust,
     "debug": Debug,
 }
 """What is no setting."""
@@ -69,7 +70,8 @@ def train(**given: Any) -> None:
     """Train a network into a run folder, or go on with a training that was stopped."""
     preset, file, resume, out = (given.pop(name) for name in ("preset", "config", "resume", "out"))
     accept_changes = given.pop("accept_changes")
-    del given["debug"]  # which is no setting
+    for name in ("trust", "debug"):
+        del given[name]
     if accept_changes and resume is None:
         raise UsageError("--accept-changes is about the settings of a run that --resume goes on with")
     if resume is not None:

@@ -15,8 +15,8 @@ from torch import nn
 from typing_extensions import ParamSpec
 
 from dubito.convert.structure import head_from, head_to_dict
-from dubito.errors import RunError
 from dubito.heads import Head
+from dubito.models.trust import require_trust
 from dubito.variational.posterior import Posterior
 
 __all__ = ["build_again", "recipe", "remembered"]
@@ -57,12 +57,10 @@ def recipe(network: nn.Module) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def build_again(build: Callable[..., nn.Module], content: dict[str, Any], trust: bool = False) -> nn.Module:
-    """The network of a recipe, with fresh weights; a function of some package is only run with `trust`."""
+def build_again(build: Callable[..., nn.Module], content: dict[str, Any]) -> nn.Module:
+    """The network of a recipe, with fresh weights; a function of some package is only run if it is trusted."""
     given = dict(content)
-    name = given["name"]
-    if ":" in name and not name.startswith("hf:") and not trust:
-        raise RunError(f"it is built by {name}, which would be run: give trust=True if you trust it, or an instance")
+    require_trust(given["name"])
     if isinstance(given.get("head"), dict):
         given["head"] = head_from(given["head"])
     return build(**given)

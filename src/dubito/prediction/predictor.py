@@ -124,7 +124,11 @@ class Predictor:
         source: Run | Path | None = None
         self.temperature = _temperature(model, calibrated)
         if not isinstance(model, nn.Module):
-            model, source = _opened(model)
+            from dubito.saving import open_folder
+
+            if not isinstance(model, (str, os.PathLike)) and not hasattr(model, "config"):
+                raise OptionError(f"model is a {type(model).__name__}, but must be a module, a run or its folder.")
+            model, source = open_folder(model)
         self.data = data_of(model)
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if isinstance(model, Ensemble):
@@ -145,11 +149,8 @@ class Predictor:
             self.samples = self._draws.samples
         if self.temperature is not None and not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but only probabilities can be calibrated.")
-        if isinstance(source, Path):
-            self.use_saved(source)
-        elif source is not None:
-            self.use_novelty(source)
-            self.use_rule(source)
+        if source is not None:
+            self.use_fitted(source)
 
     @property
     def sampling(self) -> str:
@@ -282,6 +283,14 @@ class Predictor:
                 with torch.inference_mode(False), torch.no_grad():
                     novelty.append(self._meter(batch.to(self.device), seen))
         return torch.cat(draws, 1), torch.cat(novelty) if novelty else None
+
+    def use_fitted(self, source: Run | Path, checkpoint: str = "best") -> None:
+        """Take the novelty and the rule of a run, or those that were saved with a network in its folder."""
+        if isinstance(source, Path):
+            self.use_saved(source)
+        else:
+            self.use_novelty(source, checkpoint)
+            self.use_rule(source, checkpoint)
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Measure novelty as it was fitted for a run's weights; without effect if it was not."""
@@ -429,19 +438,6 @@ def _images(item: Any) -> Tensor:
             "batches: tensors, or tuples that start with one."
         )
     return batch
-
-
-def _opened(run: str | os.PathLike[str] | Run) -> tuple[nn.Module, Run | Path]:
-    """The network of a run, with the run, or that of a saved network's folder, with the folder."""
-    from dubito.runs.run import Run
-    from dubito.saving import load
-
-    if not isinstance(run, (str, os.PathLike, Run)):
-        raise OptionError(f"model is a {type(run).__name__}, but must be a module, a run or its folder.")
-    if not isinstance(run, Run) and not (Path(run) / "config.yaml").exists():
-        return load(run), Path(run)
-    opened = run if isinstance(run, Run) else Run.open(run)
-    return opened.load(), opened
 
 
 def _make_draws(

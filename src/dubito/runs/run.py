@@ -125,6 +125,11 @@ class Run:
                     f"{folder} holds no run: its training was stopped before it began, so start it again by the same "
                     "command."
                 ) from None
+            if (folder / "network.safetensors").exists():
+                raise RunError(
+                    f"{folder} is a saved network and no run, so it has no images of its own; dubito predict, serve "
+                    "and export take it."
+                ) from None
             raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
@@ -340,8 +345,13 @@ class Run:
     def build(self, *, start: bool = False) -> nn.Module:
         """The run's network with fresh weights; with `start`, with those that its training starts from."""
         from dubito.models import build
+        from dubito.models.trust import require_trust
 
         config, stored = self.config, self.path / "network.json"
+        try:
+            require_trust(config.model)
+        except RunError as error:
+            raise RunError(f"{self.path} cannot be opened: {error}.") from None
         return build(
             f"hf:{stored}" if stored.exists() and not start else config.model,
             len(self.data.class_names),

@@ -21,13 +21,14 @@ from dubito.errors import DubitoError, OptionError, RunError
 from dubito.models import build
 from dubito.models.ensemble import Ensemble, ensemble
 from dubito.models.recipe import build_again
+from dubito.models.trust import trusting
 from dubito.runs.attached import attach_data
 from dubito.runs.description import DataDescription
 from dubito.runs.run import Run
 from dubito.saving.saved import DESCRIPTION, TENSORS, VERSION, member_folder
 from dubito.saving.tensors import read_tensors, unpack_tensors
 
-__all__ = ["is_saved", "load", "read_network", "saved_temperature"]
+__all__ = ["is_saved", "load", "open_folder", "read_network", "saved_temperature"]
 
 DEPTH = 8
 """Ensembles of ensembles, at most."""
@@ -45,7 +46,8 @@ def load(
         into: an instance to load a saved network into, for one that :func:`dubito.models.build` did not make: a plain
             one is made Bayesian where the saved one was, a converted one must fit. It is changed and returned. For an
             ensemble, its members in a list, None for those that are built by name.
-        trust: run the function that builds the network, if it was built as ``package.module:function``.
+        trust: run the function that builds the network, if it was built as ``package.module:function``. Without it
+            that is an error, unless you have trained with that function on this machine.
 
     >>> import tempfile
     >>> import dubito
@@ -56,19 +58,34 @@ def load(
     """
     folder = Path(path)
     if is_saved(folder):
-        return read_network(folder, into, trust)
+        with trusting(trust):
+            return read_network(folder, into)
     if into is not None:
         raise OptionError(f"{folder} is no saved network, but only one is loaded into an instance: leave out into=.")
     if folder.is_dir() and not (folder / "config.yaml").exists():
         raise RunError(
             f"{folder} is no run, for it has no config.yaml, and no saved network, for it has no {DESCRIPTION}."
         )
-    return Run.open(folder).load(checkpoint)
+    with trusting(trust):
+        return Run.open(folder).load(checkpoint)
+
+
+def open_folder(path: str | os.PathLike[str] | Run, checkpoint: str = "best") -> tuple[nn.Module, Run | Path]:
+    """The network of a run or of a saved network's folder; with the run, or with that folder."""
+    if isinstance(path, Run):
+        return path.load(checkpoint), path
+    folder = Path(path)
+    if not is_saved(folder):
+        run = Run.open(folder)
+        return run.load(checkpoint), run
+    if checkpoint != "best":
+        raise OptionError(f"checkpoint is {checkpoint!r}, but {folder} is a saved network, which has one state alone.")
+    return read_network(folder), folder
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder is one that :func:`dubito.save` made."""
-    return (folder / DESCRIPTION).is_file()
+    """Whether a folder is one that :func:`dubito.save` made; a run may have a file of the same name."""
+    return (folder / DESCRIPTION).is_file() and not (folder / "config.yaml").exists()
 
 
 def saved_temperature(folder: Path) -> float | None:
@@ -77,18 +94,18 @@ def saved_temperature(folder: Path) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
-def read_network(folder: Path, into: Into = None, trust: bool = False, depth: int = 0) -> nn.Module:
+def read_network(folder: Path, into: Into = None, depth: int = 0) -> nn.Module:
     """The network that was saved in this folder."""
     content = _read_description(folder)
     if depth > DEPTH:
         raise RunError(f"{folder} is an ensemble inside {DEPTH} others, which is too deep.")
     try:
         if "members" in content:
-            network: nn.Module = _read_ensemble(folder, content, into, trust, depth)
+            network: nn.Module = _read_ensemble(folder, content, into, depth)
         else:
             if isinstance(into, Sequence):
                 raise RunError("it is a single network, so give one instance and no list")
-            network = _read_single(folder, content, into, trust)
+            network = _read_single(folder, content, into)
         if content["data"] is not None:
             attach_data(network, DataDescription.of(content["data"]))
     except RunError as error:
@@ -127,7 +144,7 @@ def _line(error: BaseException) -> str:
     return text[:300] + (" ..." if len(text) > 300 else "")
 
 
-def _read_ensemble(folder: Path, content: Mapping[str, Any], into: Into, trust: bool, depth: int) -> Ensemble:
+def _read_ensemble(folder: Path, content: Mapping[str, Any], into: Into, depth: int) -> Ensemble:
     heads = [head_from(head) for head in content["members"]]
     given: list[nn.Module | None] = [None] * len(heads)
     if into is not None:
@@ -135,8 +152,7 @@ def _read_ensemble(folder: Path, content: Mapping[str, Any], into: Into, trust: 
         if len(given) != len(heads):
             raise RunError(f"it is an ensemble of {len(heads)} networks, so give as many instances in a list")
     members = [
-        read_network(folder / member_folder(number), instance, trust, depth + 1)
-        for number, instance in enumerate(given)
+        read_network(folder / member_folder(number), instance, depth + 1) for number, instance in enumerate(given)
     ]
     network = ensemble(members, head=None if all(_has_head(member) for member in members) else heads[0])
     network.heads = tuple(heads)
@@ -149,7 +165,7 @@ def _has_head(network: nn.Module) -> bool:
     return getattr(network, "probability_head", None) is not None
 
 
-def _read_single(folder: Path, content: Mapping[str, Any], into: nn.Module | None, trust: bool) -> nn.Module:
+def _read_single(folder: Path, content: Mapping[str, Any], into: nn.Module | None) -> nn.Module:
     tensors = unpack_tensors(read_tensors(folder / TENSORS), content["tensors"])
     if into is not None:
         return _fill(restructure(into, content["structure"], tensors), tensors)
@@ -159,12 +175,12 @@ def _read_single(folder: Path, content: Mapping[str, Any], into: nn.Module | Non
     with torch.random.fork_rng(devices=[]):
         if not recipe["name"].startswith("hf:"):  # whose builder reads values
             with torch.device("meta"):
-                hollow = restructure(build_again(build, recipe, trust), content["structure"], tensors)
+                hollow = restructure(build_again(build, recipe), content["structure"], tensors)
             _require_fit(hollow, tensors)
             if not content["tensors"]["tied"] and not _has_other_buffers(hollow):
                 hollow.load_state_dict(tensors, assign=True)
                 return _restore_frozen(hollow, content)
-        network = build_again(build, recipe, trust)
+        network = build_again(build, recipe)
     return _fill(restructure(network, content["structure"], tensors), tensors)
 
 

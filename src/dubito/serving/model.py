@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -105,6 +105,7 @@ class ServedModel:
             otherwise.
         checkpoint: of a run: ``best`` or ``last``.
         device: where the network computes.
+        fitted: the folder that a network was saved in with its novelty and its rule, if any.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class ServedModel:
         method: str = "auto",
         checkpoint: str = "best",
         device: str | torch.device = "cpu",
+        fitted: Path | None = None,
     ) -> None:
+        self._fitted = fitted
         self.run = run = model if isinstance(model, Run) else None
         self.data = run.data if run else require_data(data_of(model), "serving")
         self.samples = samples
@@ -127,7 +130,7 @@ class ServedModel:
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
         self.method = "weights" if method == "auto" else method
         self.predictors = Predictors(network, prepare=self._use_novelty)
-        self.rule = find_rule(run, checkpoint=checkpoint) if run else None
+        self.rule = find_rule(run, checkpoint=checkpoint) if run else self.predictors(METHOD, samples).rule
         self.head = self.predictors(self.method, samples).head
         self.novelty = self.predictors(self.method, samples).novelty
         plain = self.predictors("mean").networks()
@@ -219,6 +222,8 @@ class ServedModel:
     def _use_novelty(self, predictor: Predictor) -> None:
         if self.run:
             predictor.use_novelty(self.run, self.checkpoint)
+        elif self._fitted:
+            predictor.use_saved(self._fitted)
 
 
 def _facts(model: Run | torch.nn.Module, network: torch.nn.Module) -> dict[str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError, OptionError
 from dubito.runs.run import Run
+from dubito.saving.loading import is_saved, load
 from dubito.serving.limits import Limits
 
 __all__ = ["serve"]
@@ -55,11 +57,16 @@ def serve(
     from dubito.serving.server import bind, hosts_of, is_loopback, serve_until_signal
     from dubito.serving.validation import Usual, find_usual
 
-    opened = Run.open(model) if isinstance(model, (str, os.PathLike)) else model
+    opened: Run | nn.Module
+    fitted: Path | None = None
+    if isinstance(model, (str, os.PathLike)) and is_saved(Path(model)):
+        opened, fitted = load(model), Path(model)
+    else:
+        opened = Run.open(model) if isinstance(model, (str, os.PathLike)) else model
     with bind(host, port) as listening:  # now, so that a port in use is told before anything is computed
         # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
         torch.set_flush_denormal(True)
-        served = ServedModel(opened, samples, method, checkpoint, device)
+        served = ServedModel(opened, samples, method, checkpoint, device, fitted)
         usual: Usual | None
         try:
             usual = find_usual(served, validation, progress=True)

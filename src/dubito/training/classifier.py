@@ -21,6 +21,7 @@ from dubito.heads.categorical import LabelOptions
 from dubito.layers import BayesLayer
 from dubito.models import build
 from dubito.models.recipe import build_again, recipe
+from dubito.models.trust import trusting
 from dubito.prediction import Prediction, Predictor
 from dubito.runs.attached import attach_data, data_of
 from dubito.runs.description import DataDescription
@@ -229,7 +230,8 @@ class Classifier(pl.LightningModule):
                 "load_from_checkpoint(path, network=...)."
             )
         try:
-            network = build_again(build, content["built_as"], trust) if network is None else network
+            with trusting(trust):
+                network = build_again(build, content["built_as"]) if network is None else network
             fitted = restructure(network, content["structure"], tensors)
         except RunError as error:
             raise RunError(f"{checkpoint_path} ({content['class']}) cannot be loaded: {error}.") from None

@@ -26,6 +26,7 @@ from dubito.files import refuse_existing
 from dubito.heads import balanced_class_weights
 from dubito.models.building import set_relative_std
 from dubito.models.initialization import initialize
+from dubito.models.trust import remember, trusting
 from dubito.runs.claim import BEGINNING, claimed
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import Run
@@ -52,13 +53,25 @@ def train(
     first = _is_first_process()
     if first:
         refuse_existing(Path(out), besides=BEGINNING)
+    with trusting():  # whoever trains has named the network
+        return _train(config, Path(out), first, console, report_every, callbacks or [])
+
+
+def _train(
+    config: TrainingConfig,
+    out: Path,
+    first: bool,
+    console: Console | None,
+    report_every: int,
+    callbacks: list[pl.Callback],
+) -> Run:
     _require_accelerator(config.accelerator)
     optimizer_maker(config.optimizer)  # refuses an unknown one
     if config.data not in DATASETS:  # a path, which must be found from every working directory
         config = replace(config, data=str(Path(config.data).expanduser().resolve()))
     config = replace(config, init=_resolved(config.init), model=_resolved(config.model, "hf:"))
     images = _images(config)
-    run = Run(Path(out), config, images.describe())
+    run = Run(out, config, images.describe())
     # Settings that do not fit each other are refused before anything is written.
     for number in range(config.members if starts_from_members(config) else 1):
         begun = Run(run.path, member_config(config, number), run.data)
@@ -70,9 +83,10 @@ def train(
             begun.skeleton()
     with claimed(run.path, new=True) if first else nullcontext() as run.claim:
         if first:
+            remember(config.model)
             run.create()
         try:
-            return _fit_all(run, images, console, report_every, callbacks or [])
+            return _fit_all(run, images, console, report_every, callbacks)
         except InterruptedTraining:
             raise
         except Exception:
