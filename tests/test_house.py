@@ -14,6 +14,7 @@ import dubito
 
 ORDER = (
     ("errors", "softplus", "files", "progress", "linear_map", "memory", "limits", "class_names"),
+    ("engines",),
     ("heads", "kernels"),
     ("noise",),
     ("variational",),
@@ -26,7 +27,7 @@ ORDER = (
     ("decisions",),
     ("prediction",),
     ("training", "evaluation"),
-    ("engines", "serving", "exporting", "benchmark", "paper"),
+    ("tables", "serving", "exporting", "benchmark", "paper"),
     ("cli",),
     ("__main__",),
 )

@@ -23,7 +23,13 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(
-    what: str, total: int | None = None, *, done: int = 0, shown: bool = True, console: Console | None = None
+    what: str,
+    total: int | None = None,
+    *,
+    done: int = 0,
+    shown: bool = True,
+    console: Console | None = None,
+    unit: str = "",
 ) -> Iterator[Advance]:
     """A bar on stderr that disappears when its context ends; gives the function that moves it on.
 
@@ -35,6 +41,7 @@ def progress_bar(
         done: steps that were done before.
         shown: False for no bar at all, so that callers need no case of their own.
         console: where to show it, instead of stderr.
+        unit: what the steps are, to show how many are done a second; empty shows no rate.
 
     >>> with progress_bar("Counting", 3) as advance:
     ...     for number in range(3):
@@ -44,16 +51,26 @@ def progress_bar(
         yield lambda count=1, what=None, total=None: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
     console = console or Console(stderr=True)
     watched = console.is_terminal or console.is_jupyter
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not watched) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+    ]
+    columns.append(TimeRemainingColumn())
+    if unit:
+        columns.append(TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, console=console, transient=True, disable=not watched) as bar:
+        task = bar.add_task(what, total=total, completed=done, rate="")
 
         def advance(count: int = 1, what: str | None = None, total: int | None = None) -> None:
             bar.update(task, advance=count, description=what, total=total)
+            if unit and bar.tasks[0].speed:
+                bar.update(task, rate=f"{bar.tasks[0].speed:,.0f} {unit}/s")
 
         yield advance
 

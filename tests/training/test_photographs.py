@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dubito.cli.inputs import find_images
 from dubito.data import Augmentation, ImageFiles, PhotoAugmentation, read_image
 from dubito.runs.description import DataDescription
+from dubito.tables import Listing
 from dubito.training import ImageData
 
 
@@ -61,10 +61,11 @@ def test_a_description_repeats_how_files_become_images(photographs: Path) -> Non
 
 def test_files_in_class_folders_have_a_true_class(photographs: Path) -> None:
     data = replace(ImageData(str(photographs)).describe(), class_names=("cat", "horse"))
-    found = find_images([str(photographs / "test")], data)
-    assert [image.truth for image in found] == ["cat", "cat", None, None]
-    whole = find_images([str(photographs)], data)
-    assert sum(image.truth == "cat" for image in whole) == len(whole) / 2
-    alone = find_images([str(photographs / "test" / "cat" / "0.jpg")], data)
-    assert alone[0].truth is None
-    assert torch.equal(found[0].read(), data.read(photographs / "test" / "cat" / "0.jpg"))
+
+    def truths(place: Path) -> list[str | None]:
+        return [truth for chunk in Listing([str(place)], data).chunks() for truth in chunk.read(data).truths]
+
+    assert truths(photographs / "test") == ["cat", "cat", None, None]
+    whole = truths(photographs)
+    assert whole.count("cat") == len(whole) / 2
+    assert truths(photographs / "test" / "cat" / "0.jpg") == [None]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.inputs import Reader, find_images
 from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, unknown
@@ -19,14 +21,12 @@ from dubito.runs.config import LARGEST_SEED
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from dubito.engines import Engine
-    from dubito.exporting import OnnxModel
-    from dubito.prediction import Prediction, Predictor
-    from dubito.progress import Advance
+    from dubito.runs.description import DataDescription
     from dubito.runs.run import Run
     from dubito.runs.validation import Calibration
+    from dubito.tables import ChunkPredictor, Columns, Listing
 
 __all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "calibration_of", "predict", "saved_temperature_of"]
 
@@ -36,10 +36,12 @@ EXAMPLES = examples(
     "dubito predict runs/first photos/ --calibrated --conformal",
     "dubito predict runs/first digits --samples 100",
     "dubito predict first.onnx photos/",
+    "dubito predict runs/first s3://bucket/images --engine ray --workers 8 --out predictions/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
     "confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth (of data sets, and of files "
     "in sub-folders that are called as the classes), conformal (with --conformal), and p_CLASS, the probability of "
-    "each class; after dubito decide also decision and reason.",
+    "each class; after dubito decide also decision and reason. A folder as --out gets a Parquet file for each chunk of "
+    "images as it is finished, and --resume goes on with it.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
@@ -49,6 +51,8 @@ DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
 WIDE = 100
 """Narrower terminals show neither novelty nor entropies."""
+BATCHES = 8
+"""Batches after which the progress bar moves on."""
 REASONS = 5
 """How many errors are printed on stderr; the rows have them all."""
 
@@ -79,8 +83,9 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGES",
-            help="Image files, folders (and those in them), quoted globs, or a data set's name or .npz, of which "
-            "the test images are taken.",
+            help="Image files, folders (and those in them), quoted globs, lists of paths (.txt), tables of bytes or "
+            "paths (.parquet), the same at addresses such as s3://..., or a data set's name or .npz, of which the test "
+            "images are taken.",
             show_default=False,
         ),
     ],
@@ -96,9 +101,13 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file.", show_default=False
+            metavar="FILE",
+            help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file, or to parts in a folder.",
+            show_default=False,
         ),
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder of parts.")] = False,
+    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a part.")] = 8192,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +141,10 @@ def predict(
     checkpoint: Annotated[
         str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
     ] = "best",
-    engine: Annotated[str, typer.Option(metavar="NAME", help="What carries the work: local, this process.")] = "local",
+    engine: EngineName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    gpus_per_worker: GpusPerWorker = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     trust: Trust = False,
     debug: Debug = False,
@@ -141,63 +153,112 @@ def predict(
     require_choice("--sort", sort, (None, *SORTABLE))
     require_choice("--method", method, METHODS)
     require_choice("--checkpoint", checkpoint, ("best", "last"))
-    write = writer(out) if out else None
+    carrier = choose_engine(engine, workers, address, gpus_per_worker)
+    in_parts = out is not None and not out.suffix
+    if not in_parts and (engine != "local" or resume):
+        what = "--resume" if resume else f"--engine {engine}"
+        raise OptionError(f"{what} needs a folder for parts, --out FOLDER, but --out is {out or 'not given'}.")
+    write = writer(out) if out and not in_parts else None
     calibration: Calibration | None = None
-    temperature: float | None = None
     about_order = ""
+    settings: dict[str, Any] = {}
+    place = str(run if engine == "local" else run.resolve())  # which other processes find too
+    make: Callable[[], ChunkPredictor]
     if run.suffix.lower() == ".onnx" and not run.is_dir():
         options = ("samples", "method", "seed", "checkpoint", "device", "calibrated", "conformal")
         _refuse(context, options, f"{run}, an exported network that runs as it is on the CPU")
         from dubito.exporting import OnnxModel
 
-        exported = OnnxModel(run)
-        data, predict_all = exported.description.data, partial(_predict_exported, exported)
+        data, weights = OnnxModel(run).description.data, hashlib.sha256(run.read_bytes()).hexdigest()
+        make = partial(_of_exported, place, batch_size)
     else:
-        import torch
+        from dubito.saving import is_saved
+        from dubito.tables import ChunkPredictor
 
-        from dubito.engines import get_engine
-        from dubito.prediction import Predictor
-        from dubito.runs.attached import data_of, require_data
-        from dubito.runs.run import Run
-        from dubito.saving import open_folder
-
-        # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
-        torch.set_flush_denormal(True)
-        network, source = open_folder(run, checkpoint)
-        predictor = Predictor(network.to(choose_device(device)), samples, method, seed, batch_size=batch_size)
-        predictor.use_fitted(source, checkpoint)
-        if not isinstance(source, Run):
-            temperature = saved_temperature_of(source, calibrated, conformal)
-        elif calibrated or conformal:
-            calibration = calibration_of(source, "--calibrated" if calibrated else "--conformal", checkpoint)
-            temperature = calibration.temperature if calibrated else None
+        settings = {"samples": samples, "method": method, "seed": seed, "checkpoint": checkpoint}
+        settings |= {"calibrated": calibrated, "conformal": conformal}
+        if is_saved(run):
+            data, weights = _saved(run, calibrated, conformal, checkpoint)
         else:
-            calibration = source.find_calibration() if checkpoint == "best" else None
+            data, weights, calibration = _of_run(run, calibrated, conformal, checkpoint)
         sort, about_order = _order(sort, calibration, run)
-        data = require_data(data_of(network), "dubito predict")
-        predict_all = partial(_predict, get_engine(engine), predictor)
+        at = str(choose_device(device)) if engine == "local" else device
+        make = partial(ChunkPredictor.of_run, place, **settings, batch_size=batch_size, device=at, trust=trust)
+    from dubito.tables import Listing
+
+    if in_parts:
+        assert out is not None
+        describes = {"run": str(run.resolve()), "weights": weights, "settings": settings}
+        _predict_parts(carrier, make, Listing(images, data, chunk), out, describes, resume)
+        return
     from dubito.data import images_at_once
 
-    reader = Reader(find_images(images, data), data)
-    with progress_bar("Predicting", len(reader.images)) as advance:
-        prediction = predict_all(reader, images_at_once(data.size, batch_size), advance)
-    sets = None
-    if prediction is not None and calibration is not None and conformal:
-        sets = _sets(prediction, calibration, data.class_names)
-    if prediction is not None and temperature is not None:
-        from dubito.prediction.calibrated import calibrate
-
-        prediction = calibrate(prediction, temperature)
-    table = _sorted(_table(reader, prediction, data.class_names, sets), sort)
+    listing = Listing(images, data, BATCHES * images_at_once(data.size, batch_size))
+    whole = _table(_predict(carrier, make, listing))
+    table = _sorted(whole, sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
-    if prediction is not None:
+    if any(label is not None for label in table["label"]):
         if about_order:
             typer.echo(about_order, err=True)
         _show(table, top, written=write is not None)
     if write:
-        typer.echo(f"Wrote {len(reader.images):,} rows to {out}.")
-    _tell_errors(reader)
+        typer.echo(f"Wrote {listing.images:,} rows to {out}.")
+    _tell_errors([error for error in whole["error"] if error is not None], listing.images)
+
+
+def _predict_parts(
+    engine: Engine, make: Callable[[], ChunkPredictor], listing: Listing, out: Path, run: dict[str, Any], resume: bool
+) -> None:
+    """Write a part for every chunk, and say how it went."""
+    from dubito.tables import Parts, predict_parts
+
+    inputs = {"arguments": listing.arguments, "images": listing.images, "digest": listing.digest}
+    parts = Parts(out, {**run, "chunk": listing.size, "inputs": inputs}, resume=resume)
+    began = time.perf_counter()
+    total = predict_parts(engine, make, listing, parts)
+    seconds = time.perf_counter() - began
+    rate = f" ({total.fresh / seconds:,.0f} a second)" if total.fresh else ""
+    before = f", {total.rows - total.fresh:,} of them before" if total.fresh < total.rows else ""
+    typer.echo(f"Predicted {total.rows:,} images{before}{rate}; {total.parts:,} parts are in {out}.")
+    if total.errors:
+        typer.echo(f"{total.errors:,} of {total.rows:,} images could not be read; their rows say why.", err=True)
+
+
+def _of_exported(model: str, batch_size: int) -> ChunkPredictor:
+    from dubito.exporting import OnnxModel
+    from dubito.tables import ChunkPredictor, PredictFunction
+
+    exported = OnnxModel(model)
+    about = exported.description
+    decides = about.rule is not None
+    return ChunkPredictor(PredictFunction(exported.predict, about.data, decides=decides, batch_size=batch_size))
+
+
+def _of_run(
+    folder: Path, calibrated: bool, conformal: bool, checkpoint: str
+) -> tuple[DataDescription, str, Calibration | None]:
+    """What a run's images are like, the fingerprint of its weights, and what was fitted to its validation images."""
+    from dubito.runs.run import Run
+
+    run = Run.open(folder)
+    if calibrated or conformal:
+        calibration: Calibration | None = calibration_of(
+            run, "--calibrated" if calibrated else "--conformal", checkpoint
+        )
+    else:
+        calibration = run.find_calibration() if checkpoint == "best" else None
+    return run.data, run.fingerprint(checkpoint), calibration
+
+
+def _saved(folder: Path, calibrated: bool, conformal: bool, checkpoint: str) -> tuple[DataDescription, str]:
+    """The same of a saved network, which has no validation images; an error if it lacks what is asked for."""
+    from dubito.runs.attached import data_of, require_data
+    from dubito.saving import open_folder, saved_fingerprint
+
+    network, _ = open_folder(folder, checkpoint)
+    saved_temperature_of(folder, calibrated, conformal)
+    return require_data(data_of(network), "dubito predict"), saved_fingerprint(folder)
 
 
 def calibration_of(run: Run, option: str, checkpoint: str) -> Calibration:
@@ -243,13 +304,6 @@ def _order(sort: str | None, calibration: Calibration | None, run: Path) -> tupl
     )
 
 
-def _sets(prediction: Prediction, calibration: Calibration, class_names: Sequence[str]) -> list[str]:
-    """The conformal set of each image, the most probable class first."""
-    from dubito.evaluation.calibration import NO_CLASS, Conformal
-
-    return [", ".join(row) or NO_CLASS for row in Conformal.of(calibration).named(prediction.probs, class_names)]
-
-
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
     if value not in valid:
         raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
@@ -276,57 +330,30 @@ def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
             raise OptionError(f"--{name} makes no sense for {what}; leave it out.")
 
 
-def _predict_exported(model: OnnxModel, reader: Reader, batch_size: int, advance: Advance) -> Prediction | None:
-    from dubito.prediction import Prediction
+def _predict(engine: Engine, make: Callable[[], ChunkPredictor], listing: Listing) -> Columns:
+    """The columns of all images, in the order of the arguments."""
+    import numpy as np
 
-    parts = [model.predict(images) for images in reader.byte_batches(batch_size, advance)]
-    return Prediction.cat(parts) if parts else None
-
-
-def _predict(
-    engine: Engine, predictor: Predictor, reader: Reader, batch_size: int, advance: Advance
-) -> Prediction | None:
-    """The prediction of every image that can be read; None if there is none."""
-    return engine.predict(predictor, reader.batches(batch_size, advance))
-
-
-def _table(
-    reader: Reader, prediction: Prediction | None, class_names: Sequence[str], sets: Sequence[str] | None = None
-) -> Table:
-    """A row for each image, in the order of the arguments."""
-    count = len(reader.images)
-    readable = [number for number in range(count) if number not in reader.errors]
-
-    def column(values: Sequence[Any]) -> list[Any]:
-        whole: list[Any] = [None] * count
-        for number, value in zip(readable, values, strict=True):
-            whole[number] = value
-        return whole
-
-    def of(tensor: Tensor | None) -> list[Any]:
-        return [None] * count if tensor is None else column(_numbers(tensor))
-
-    labels = [] if prediction is None else [class_names[index] for index in prediction.label.tolist()]
-    table: Table = {"path": [image.name for image in reader.images], "label": column(labels)}
-    for name in MEASURES:
-        table[name] = of(getattr(prediction, name, None))
-    for name in DECIDED:
-        words = getattr(prediction, name, None)
-        if words is not None:
-            table[name] = column(words.tolist())
-    table["error"] = [reader.errors.get(number) for number in range(count)]
-    if any(image.truth is not None for image in reader.images):
-        table["truth"] = [image.truth for image in reader.images]
-    if sets is not None:
-        table["conformal"] = column(sets)
-    for index, name in enumerate(class_names):
-        table[f"p_{name}"] = of(prediction.probs[:, index] if prediction is not None else None)
-    return table
+    found = {}
+    with progress_bar("Predicting", listing.images) as advance:
+        for chunk, columns in engine.map(make, listing.chunks()):
+            found[chunk.number] = columns
+            advance(chunk.count)
+    chunks = [found[number] for number in sorted(found)]
+    return {name: np.concatenate([columns[name] for columns in chunks]) for name in chunks[0]}
 
 
-def _numbers(tensor: Tensor) -> list[float]:
-    """The numbers of a tensor with as many digits as single precision has: 0.1, not 0.10000000149011612."""
-    return [float(text) for text in tensor.float().cpu().numpy().astype(str)]
+def _table(columns: Columns) -> Table:
+    """The columns as lists, None being a missing value; truth and decisions only where there are any."""
+    table: Table = {
+        name: values.tolist() if values.dtype == object else _numbers(values) for name, values in columns.items()
+    }
+    return {name: values for name, values in table.items() if name not in ("truth", *DECIDED) or any(values)}
+
+
+def _numbers(values: Any) -> list[float | None]:
+    """Numbers with as many digits as single precision has: 0.1, not 0.10000000149011612; NaN is None."""
+    return [None if text == "nan" else float(text) for text in values.astype(str)]
 
 
 def _sorted(table: Table, by: str | None) -> Table:
@@ -379,12 +406,11 @@ def _cell(table: Table, name: str, number: int) -> str:
     return str(value)
 
 
-def _tell_errors(reader: Reader) -> None:
-    """Print which images could not be read; an error if none could."""
-    total, failed = len(reader.images), len(reader.errors)
+def _tell_errors(reasons: Sequence[str], total: int) -> None:
+    """Print why images could not be read; an error if none could."""
+    failed = len(reasons)
     if not failed:
         return
-    reasons = [reader.errors[number] for number in sorted(reader.errors)]
     if failed == total:
         raise DataError(f"None of the {total} images could be read: {reasons[0]}" if total > 1 else reasons[0])
     for reason in reasons[:REASONS]:

@@ -20,19 +20,20 @@ Table = dict[str, list[Any]]
 
 def writer(path: Path) -> Callable[[Table], None]:
     """What writes a table to `path` in the format that its suffix names; what cannot work is refused at once."""
-    formats = {".csv": _to_csv, ".jsonl": _to_json_lines, ".ndjson": _to_json_lines, ".parquet": _to_parquet}
     suffix = path.suffix.lower()
-    if suffix not in formats:
-        raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(formats)}.")
+    if suffix not in FORMATS:
+        raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(FORMATS)}.")
     require_writable(path)
     if suffix == ".parquet":
-        _pyarrow()
+        from dubito.tables.parts import require_pyarrow
+
+        require_pyarrow()
 
     def write(table: Table) -> None:
         from dubito.files import write_atomically
 
         try:
-            write_atomically(path, formats[suffix](table))
+            write_atomically(path, FORMATS[suffix](table))
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
 
@@ -73,8 +74,10 @@ def _to_json_lines(table: Table) -> bytes:
 
 
 def _to_parquet(table: Table) -> bytes:
-    arrow, parquet = _pyarrow()
-    text = ("path", "label", "truth", "error", "conformal")
+    from dubito.tables.parts import require_pyarrow
+
+    arrow, parquet = require_pyarrow()
+    text = ("path", "label", "truth", "error", "conformal", "decision", "reason")
     # Types are given, for a column without any value has none of its own.
     columns = {
         name: arrow.array(values, arrow.string() if name in text else arrow.float64()) for name, values in table.items()
@@ -84,10 +87,10 @@ def _to_parquet(table: Table) -> bytes:
     return buffer.getvalue()
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise DubitoError("Parquet needs pyarrow, which is missing: pip install 'dubito[parquet]'.") from None
-    return pyarrow, parquet
+FORMATS: dict[str, Callable[[Table], bytes]] = {
+    ".csv": _to_csv,
+    ".jsonl": _to_json_lines,
+    ".ndjson": _to_json_lines,
+    ".parquet": _to_parquet,
+}
+"""What writes a table, by the suffix of its file."""

@@ -1,23 +1,25 @@
-"""What every engine does: predict many batches with one predictor.
+"""What every engine does: apply a function to many items.
 
-A predictor is a pure function of the image, so an engine may cut, order and spread the batches as it likes.
+Nothing here knows predictors. What is carried is a function from an item to a result, made once in each worker: chunks
+of images to columns, batches to draws, cells of a grid to trained runs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, TypeVar
 
-from torch import Tensor
+__all__ = ["Engine", "Item", "Make", "Result"]
 
-from dubito.prediction import Prediction, Predictor
-
-__all__ = ["Engine"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Make = Callable[[], Callable[[Item], Result]]
+"""Makes the function that a worker applies, with all that it holds, such as a network's draws."""
 
 
 class Engine(ABC):
-    """Carries a predictor over many images.
+    """Carries a function over many items.
 
     Attributes:
         name: what it is called on the command line.
@@ -26,5 +28,8 @@ class Engine(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def predict(self, predictor: Predictor, batches: Iterable[Tensor]) -> Prediction | None:
-        """The prediction of all batches, in their order, on the CPU; None if there are none."""
+    def map(self, make: Make[Item, Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        """Each item with the function's result, as they are finished; each item once, whatever dies meanwhile.
+
+        Items are taken as they are needed, so that there may be more of them than memory holds.
+        """

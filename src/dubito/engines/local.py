@@ -1,23 +1,24 @@
-"""The engine ``local``: this process, one batch after the other."""
+"""The engine ``local``: this process, one item after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from torch import Tensor
-
-from dubito.engines.base import Engine
-from dubito.prediction import Prediction, Predictor
+from dubito.engines.base import Engine, Item, Make, Result
 
 __all__ = ["LocalEngine"]
 
 
 class LocalEngine(Engine):
-    """Predicts in this process."""
+    """Works in this process, in the order of the items.
+
+    >>> list(LocalEngine().map(lambda: abs, [-1, 2]))
+    [(-1, 1), (2, 2)]
+    """
 
     name = "local"
 
-    def predict(self, predictor: Predictor, batches: Iterable[Tensor]) -> Prediction | None:
-        """One batch after the other."""
-        parts: list[Prediction] = [predictor(batch).to("cpu") for batch in batches]
-        return Prediction.cat(parts) if parts else None
+    def map(self, make: Make[Item, Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        """One item after the other."""
+        function = make()
+        return ((item, function(item)) for item in items)

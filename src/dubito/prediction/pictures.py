@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dubito.runs.description import DataDescription
 
-__all__ = ["Picture", "as_pictures", "read_pictures"]
+__all__ = ["Picture", "as_pictures", "read_picture", "read_pictures"]
 
 Picture = Any
 """A path, the bytes of a file, an image of Pillow, or an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bytes."""
@@ -60,28 +60,33 @@ def read_pictures(pictures: Sequence[Picture], data: DataDescription, batch_size
     at_once = images_at_once(data.size, batch_size)
     for start in range(0, len(pictures), at_once):
         numbered = enumerate(pictures[start : start + at_once], start)
-        images = torch.stack([_read(picture, number, data) for number, picture in numbered])
+        images = torch.stack([read_picture(picture, f"image {number}", data) for number, picture in numbered])
         yield normalize(images, data.mean, data.std)
 
 
-def _read(picture: Picture, number: int, data: DataDescription) -> Tensor:
-    """One picture as bytes (C, size, size)."""
+def read_picture(picture: Picture, name: str, data: DataDescription) -> Tensor:
+    """One picture as bytes (C, size, size); errors call one that is no file by `name`."""
     if isinstance(picture, (str, os.PathLike)):
         return data.read(picture)
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        file = io.BytesIO(bytes(picture))
+        file = io.BytesIO(picture)
     elif _is_array(picture) or _is_pillow(picture):
-        file = _file_of(picture, number)
+        file = _file_of(picture, name)
     else:
         raise ShapeError(
-            f"Image {number} is a {type(picture).__name__}, but must be a path, bytes of a file, an image of Pillow or "
+            f"{_begin(name)} is a {type(picture).__name__}, but must be a path, bytes of a file, an image of Pillow or "
             "an array (H, W, 3) of bytes."
         )
-    file.name = f"image {number}"
+    file.name = name
     return data.read(file)
 
 
-def _file_of(picture: Picture, number: int) -> io.BytesIO:
+def _begin(name: str) -> str:
+    """A name at the start of a sentence."""
+    return "I" + name[1:] if name.startswith("image ") else name
+
+
+def _file_of(picture: Picture, name: str) -> io.BytesIO:
     """A file in memory that holds an upright image without loss."""
     from PIL import Image, ImageOps
 
@@ -89,7 +94,7 @@ def _file_of(picture: Picture, number: int) -> io.BytesIO:
         fits = picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (1, 3, 4))
         if picture.dtype != "uint8" or not fits or not picture.size:
             raise ShapeError(
-                f"Image {number} is an array of {picture.dtype} and shape {picture.shape}, but must be of uint8 and "
+                f"{_begin(name)} is an array of {picture.dtype} and shape {picture.shape}, but must be of uint8 and "
                 "(H, W), (H, W, 1), (H, W, 3) or (H, W, 4); give normalised images as a tensor."
             )
         picture = Image.fromarray(picture[..., 0] if picture.ndim == 3 and picture.shape[2] == 1 else picture)
@@ -98,6 +103,6 @@ def _file_of(picture: Picture, number: int) -> io.BytesIO:
         upright = ImageOps.exif_transpose(picture)
         (upright if upright.mode not in ("HSV", "LAB", "YCbCr") else upright.convert("RGB")).save(file, format="TIFF")
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"Image {number} cannot be read: {' '.join(str(error).split())}.") from None
+        raise DataError(f"{_begin(name)} cannot be read: {' '.join(str(error).split())}.") from None
     file.seek(0)
     return file

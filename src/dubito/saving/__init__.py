@@ -11,7 +11,7 @@ instance that the user gives.
 
 from __future__ import annotations
 
-from dubito.saving.loading import load, open_folder, read_network, saved_temperature
+from dubito.saving.loading import is_saved, load, open_folder, read_network, saved_fingerprint, saved_temperature
 from dubito.saving.saved import save
 
-__all__ = ["load", "open_folder", "read_network", "save", "saved_temperature"]
+__all__ = ["is_saved", "load", "open_folder", "read_network", "save", "saved_fingerprint", "saved_temperature"]

@@ -7,6 +7,7 @@ builds asks for trust, for that function is run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from dubito.runs.run import Run
 from dubito.saving.saved import DESCRIPTION, TENSORS, VERSION, member_folder
 from dubito.saving.tensors import read_tensors, unpack_tensors
 
-__all__ = ["is_saved", "load", "open_folder", "read_network", "saved_temperature"]
+__all__ = ["is_saved", "load", "open_folder", "read_network", "saved_fingerprint", "saved_temperature"]
 
 DEPTH = 8
 """Ensembles of ensembles, at most."""
@@ -86,6 +87,15 @@ def open_folder(path: str | os.PathLike[str] | Run, checkpoint: str = "best") ->
 def is_saved(folder: Path) -> bool:
     """Whether a folder is one that :func:`dubito.save` made; a run may have a file of the same name."""
     return (folder / DESCRIPTION).is_file() and not (folder / "config.yaml").exists()
+
+
+def saved_fingerprint(folder: Path) -> str:
+    """Tells whether saved networks are the same: the SHA-256 of all their files."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".json", ".safetensors"):
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def saved_temperature(folder: Path) -> float | None:

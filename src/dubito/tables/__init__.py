@@ -1,0 +1,19 @@
+"""Predictions of many images as columns: what reads them, predicts them and writes them in parts, for any engine."""
+
+from __future__ import annotations
+
+from dubito.tables.columns import Columns, PredictFunction, make_predict_fn
+from dubito.tables.parts import Parts
+from dubito.tables.predicting import ChunkPredictor, predict_parts
+from dubito.tables.sources import Chunk, Listing
+
+__all__ = [
+    "Chunk",
+    "ChunkPredictor",
+    "Columns",
+    "Listing",
+    "Parts",
+    "PredictFunction",
+    "make_predict_fn",
+    "predict_parts",
+]
