@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from unicodedata import bidirectional, category
 
 from dubito.errors import DataError
+from dubito.harmless import is_control
 from dubito.limits import file_limits, variable
 
-__all__ = ["check_class_names"]
+__all__ = ["check_class_count", "check_class_names"]
 
 LONGEST = 1000
-_UNSHOWN = {"Cc", "Cs", "Zl", "Zp"}
-"""Control characters, halves of characters (which stand for bytes that are no UTF-8), line and paragraph breaks."""
-_TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-"""Characters that turn the direction of what follows, and so make a text look like another."""
 
 
 def check_class_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -26,9 +22,8 @@ def check_class_names(names: Iterable[str]) -> tuple[str, ...]:
     Traceback (most recent call last):
     dubito.errors.DataError: Two classes are called 'cat'; give each a name of its own.
     """
-    names, most = tuple(names), file_limits().max_classes
-    if not 0 < len(names) <= most:
-        raise DataError(f"There are {len(names)} classes, but must be 1 to {most} ({variable('max_classes')}).")
+    names = tuple(names)
+    check_class_count(len(names))
     seen: set[str] = set()
     for name in names:
         _check_name(name)
@@ -38,6 +33,13 @@ def check_class_names(names: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def check_class_count(count: int) -> None:
+    """Refuse no classes, and too many."""
+    most = file_limits().max_classes
+    if not 0 < count <= most:
+        raise DataError(f"There are {count} classes, but must be 1 to {most} ({variable('max_classes')}).")
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise DataError(f"A class name is of type {type(name).__name__}, but must be a text.")
@@ -45,5 +47,5 @@ def _check_name(name: object) -> None:
         raise DataError("A class has an empty name; give it one.")
     if len(name) > LONGEST:
         raise DataError(f"A class name has {len(name)} characters, but must have at most {LONGEST}; shorten it.")
-    if any(category(letter) in _UNSHOWN or bidirectional(letter) in _TURNING for letter in name):
+    if any(map(is_control, name)):
         raise DataError(f"The class name {name!a} has control characters or is no UTF-8; rename the class.")

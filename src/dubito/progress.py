@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from dubito.harmless import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -56,7 +58,7 @@ def progress_bar(
     console = console or Console(stderr=True)
     watched = console.is_terminal or console.is_jupyter
     columns: list[ProgressColumn] = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("left"),
@@ -65,10 +67,11 @@ def progress_bar(
     if unit:
         columns.append(TextColumn("{task.fields[rate]}"))
     with Progress(*columns, console=console, transient=True, disable=not watched) as bar:
-        task = bar.add_task(what, total=total, completed=done, rate="")
+        task = bar.add_task(printable(what), total=total, completed=done, rate="")
 
         def advance(count: int = 1, what: str | None = None, total: int | None = None) -> None:
-            bar.update(task, advance=count, description=what, total=total)
+            text = None if what is None else printable(what)
+            bar.update(task, advance=count, description=text, total=total)
             if unit and bar.tasks[0].speed:
                 bar.update(task, rate=f"{bar.tasks[0].speed:,.0f} {unit}/s")
 

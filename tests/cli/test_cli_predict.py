@@ -243,6 +243,31 @@ def test_names_that_are_no_text_are_rows_of_their_own(dubito, digits_run: Path, 
     assert dubito("predict", digits_run, folder).out.count(".png") == 2
 
 
+def test_names_that_do_something_are_written_out_where_they_would_do_it(
+    dubito, digits_run: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pictures[0].parent)
+    formula, escape, broken = "=1+1.png", "a\x1b[2Jb.png", "c\x1b]0;owned\x07.png"
+    pictures[0].rename(formula)
+    pictures[1].rename(escape)
+    Path(broken).write_bytes(b"no image")
+    for suffix in ("csv", "jsonl"):
+        shown = dubito(
+            "predict", digits_run, formula, escape, broken, "--samples", 2, "--out", tmp_path / f"out.{suffix}"
+        )
+        assert shown.code == 0
+        assert "\x1b" not in shown.out + shown.err
+        assert r"a\x1b[2Jb.png" in shown.out
+        assert r"c\x1b]0;owned\x07.png" in shown.err
+    cells = [row["path"] for row in csv.DictReader((tmp_path / "out.csv").open())]
+    assert sorted(cells) == ["'=1+1.png", r"a\x1b[2Jb.png", r"c\x1b]0;owned\x07.png"]
+    rows = [json.loads(line)["path"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(rows) == [formula, escape, broken]
+    failed = dubito("predict", digits_run, broken, "--debug")
+    assert "Traceback" in failed.err
+    assert "\x1b" not in failed.err
+
+
 def test_a_seed_that_no_generator_takes_is_refused(dubito, digits_run: Path) -> None:
     result = dubito("predict", digits_run, "digits", "--seed", 10**20)
     assert result.code != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -321,7 +322,10 @@ WRONG = {
     "gap": ({"images": PIXELS, "labels": LABELS * 2}, "but none is 1"),
     "names": ({"images": PIXELS, "labels": LABELS, "class_names": np.array(["one"])}, "has the label 1 in labels"),
     "identifiers": ({"images": PIXELS, "labels": LABELS + 10**12}, "but none is 0"),  # without counting up to them
-    "twice": ({"images": PIXELS, "labels": LABELS, "class_names": np.array(["a", "a"])}, "several classes called 'a'"),
+    "twice": (
+        {"images": PIXELS, "labels": LABELS, "class_names": np.array(["a", "a"])},
+        "Two classes are called .a.",
+    ),
     "pickle": ({"images": np.array([{}] * 10), "labels": LABELS}, "cannot be read: Object arrays"),
 }
 
@@ -334,6 +338,22 @@ def test_npz_files_that_make_no_sense_are_refused(tmp_path: Path, fault: str) ->
     with pytest.raises(DataError, match=reason) as error:
         load(path, "train")
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\x1b[2J", b"a\nb", "a\u202eb".encode()])
+def test_folders_and_labels_that_are_no_names_of_classes_are_refused_before_training(
+    tmp_path: Path, name: bytes
+) -> None:
+    """Predictions and reports could not be written with them."""
+    class_folders(tmp_path / "folders", {"a": 5})
+    folder = os.path.join(os.fsencode(tmp_path / "folders"), name)
+    os.mkdir(folder)
+    (tmp_path / "folders" / "a" / "000.png").rename(os.path.join(os.fsdecode(folder), "0.png"))
+    with pytest.raises(DataError, match=r"folders cannot be used: The class name .* has control characters or is no"):
+        open_dataset(tmp_path / "folders").train()
+    (tmp_path / "list.csv").write_bytes(b'path,label\nfolders/a/001.png,"' + name + b'"\nfolders/a/002.png,a\n')
+    with pytest.raises(DataError, match=r"list\.csv cannot be"):
+        open_dataset(tmp_path / "list.csv").train()
 
 
 def test_a_single_array_that_is_called_npz_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
+from dubito.harmless import say
 from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def bench(
             found = compare(workers, measures, memory=True, advance=move)
         _print(name, found, batch_size, samples)
         results["networks"][name] = found.to_json()
-    typer.echo(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
+    say(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
     if write:
         write(results)
-        typer.echo(f"Everything is in {out}.")
+        say(f"Everything is in {out}.")
 
 
 def _cores() -> int:
@@ -99,9 +100,9 @@ def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:
     print_table(columns, rows)
     once = [by["once"] for system, by in found.ratios.items() if "moments" in system and "once" in by]
     for ratio in once:
-        typer.echo(f"A prediction by moments costs {_cell(ratio)} passes of the twin.")
+        say(f"A prediction by moments costs {_cell(ratio)} passes of the twin.")
     for system, why in found.failures.items():
-        typer.echo(f"{system} failed: {why}.")
+        say(f"{system} failed: {why}.")
 
 
 def _cell(ratio: Ratio | None) -> str:

@@ -13,6 +13,7 @@ from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,7 @@ def compare(
         _draw(found, figure)
     _show(found)
     for path in filter(None, (out, figure)):
-        typer.echo(f"Wrote {path}.")
+        say(f"Wrote {path}.")
 
 
 def _check_figure(path: Path) -> None:
@@ -150,7 +151,7 @@ def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
             open_dataset(name, labelled=False)
             there.append(name)
         except DataError:
-            typer.echo(f"{name} cannot be read any more, so the new evaluation goes without it.", err=True)
+            say(f"{name} cannot be read any more, so the new evaluation goes without it.", err=True)
     return {**settings, "ood": there}
 
 
@@ -166,13 +167,13 @@ def _draw(found: Comparison, path: Path) -> None:
 
 
 def _show(found: Comparison) -> None:
-    typer.echo(f"{found.images:,} images of {found.data}; * marks the best value.\n")
+    say(f"{found.images:,} images of {found.data}; * marks the best value.\n")
     rows = [row for row in found.rows if row.metric in TITLES]
     width = terminal_width()
     shown = rows if width is None or width >= 100 else [row for row in rows if row.metric in NARROW]
     columns = [Column("run", fold=True), *(Column(TITLES[row.metric], number=True) for row in shown)]
     print_table(columns, [[name, *(_cell(row, index) for row in shown)] for index, name in enumerate(found.names)])
-    typer.echo(f"\nDifferences from {found.names[0]}, with paired 95 % intervals")
+    say(f"\nDifferences from {found.names[0]}, with paired 95 % intervals")
     columns = [
         Column("run", fold=True),
         Column("metric"),

@@ -8,6 +8,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.terminal import Column, examples, print_table, size
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     from dubito.data import Status
@@ -58,12 +59,12 @@ def list_(debug: Debug = False) -> None:
         for name, info in DATASETS.items()
     ]
     print_table(columns, rows)
-    typer.echo()
+    say()
     for name, info in DATASETS.items():
         # Titles and folders are too long for a column.
         folder = f" ({found[name].path})" if found[name].path else ""
-        typer.echo(f"{name}: {info.title}{folder}")
-    typer.echo("your own: --data FOLDER, with a sub-folder per class, or --data FILE.npz")
+        say(f"{name}: {info.title}{folder}")
+    say("your own: --data FOLDER, with a sub-folder per class, or --data FILE.npz")
 
 
 @app.command("get", epilog=examples("dubito data get mnist", "dubito data get all", note=_PLACES))
@@ -81,7 +82,7 @@ def get(
     for info in infos:
         if info.files:
             fetch(info.name)
-        typer.echo(_where(status(info.name)))
+        say(_where(status(info.name)))
 
 
 def _where(found: Status) -> str:

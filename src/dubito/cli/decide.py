@@ -12,6 +12,7 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, TargetError
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     from dubito.decisions import Measured, Rule
@@ -96,18 +97,18 @@ def decide(
         false_alarm = usual_false_alarm(len(validation))
         if not false_alarm:
             few = f"{len(validation)} validation images are too few to refuse unfamiliar ones at 1 % false alarms"
-            typer.echo(f"{few}, so none is refused; --false-alarm gives a larger rate.")
+            say(f"{few}, so none is refused; --false-alarm gives a larger rate.")
     options = {"confidence": confidence, "false_alarm": false_alarm or None, "per_class": per_class, "score": score}
     try:
         rule = fit_rule(opened, validation, **goal, **options)
     except TargetError as error:
         raise TargetError(f"{error} No rule was stored.") from None
     measured = measure_on_test(opened, rule, data=data, progress=True)
-    typer.echo(_sentence(rule, measured))
+    say(_sentence(rule, measured))
     _show(rule, measured)
     _show_risks(rule, validation)
-    typer.echo(f"\nThe rule is in {run / FILE}.")
-    typer.echo(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
+    say(f"\nThe rule is in {run / FILE}.")
+    say(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
 
 
 def usual_false_alarm(images: int) -> float:
@@ -136,7 +137,7 @@ def _show(rule: Rule, measured: Measured | None) -> None:
     parts = {f"{rule.measured.images:,} validation images": rule.measured}
     if measured is not None:
         parts[f"{measured.images:,} test images"] = measured
-    typer.echo()
+    say()
     columns = (Column(""), *(Column(title, number=True) for title in ("accept", "wrong", "review", "unfamiliar")))
     rows = [
         (
@@ -162,9 +163,7 @@ def _show_risks(rule: Rule, validation: Validation) -> None:
     assert doubt is not None
     found = review(doubt, prediction.label != validation.labels)
     largest = max(row.error for row in found) or 1.0
-    typer.echo(
-        f"\nReview the most doubtful images (by {rule.score.replace('_', ' ')}), and so many of the rest are wrong:"
-    )
+    say(f"\nReview the most doubtful images (by {rule.score.replace('_', ' ')}), and so many of the rest are wrong:")
     columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
     rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)

@@ -10,6 +10,7 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.terminal import examples
+from dubito.harmless import say
 
 __all__ = ["EXAMPLES", "ensemble"]
 
@@ -37,5 +38,5 @@ def ensemble(
 
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
     made = assemble(runs, out, progress=True)
-    typer.echo(f"The ensemble of {made.config.members} is in {out}.")
-    typer.echo(f"Next: dubito evaluate {shlex.quote(str(out))}")
+    say(f"The ensemble of {made.config.members} is in {out}.")
+    say(f"Next: dubito evaluate {shlex.quote(str(out))}")

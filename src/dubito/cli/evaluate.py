@@ -17,6 +17,7 @@ from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import DubitoError, OptionError, RunError
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
@@ -173,10 +174,10 @@ def evaluate(
             write(found.metrics)
         found.save(home)  # before printing, which fails if the reader of a pipe has gone
         if number:
-            typer.echo()
+            say()
         show(found, top)
-        typer.echo(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
-        typer.echo(f"Next: dubito report {shlex.quote(str(home))}")
+        say(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
+        say(f"Next: dubito report {shlex.quote(str(home))}")
 
 
 def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
@@ -238,7 +239,7 @@ def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[flo
     except (RunError, KeyError, TypeError):
         return  # there is none that could be lost
     if lost:
-        typer.echo(
+        say(
             f"The evaluation in {home} has {', '.join(lost)}, which this one lacks; it will take its place unless "
             "--folder names another.",
             err=True,
@@ -248,7 +249,7 @@ def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[flo
 def show(found: Evaluation, top: int) -> None:
     """Print an evaluation as tables."""
     metrics = found.metrics
-    typer.echo(_wrapped(_headline(found)))
+    say(_wrapped(_headline(found)))
     _show_metrics(metrics)
     _show_errors(metrics)
     for name, scores in metrics["ood"].items():
@@ -290,11 +291,11 @@ def _wrapped(text: str) -> str:
 
 
 def _title(text: str) -> None:
-    typer.echo(f"\n{text}")
+    say(f"\n{text}")
 
 
 def _show_metrics(metrics: dict[str, Any]) -> None:
-    typer.echo()
+    say()
     columns = (Column("metric"), Column("value", number=True), Column("95 % interval", number=True))
     rows = []
     for key, title in TITLES.items():
@@ -330,7 +331,7 @@ def _show_errors(metrics: dict[str, Any]) -> None:
     ]
     print_table(columns, rows)
     if sentence := about_chance(metrics["errors"]):
-        typer.echo(_wrapped(sentence))
+        say(_wrapped(sentence))
 
 
 def _words(name: str) -> str:
@@ -413,7 +414,7 @@ def _show_classes(metrics: dict[str, Any], top: int) -> None:
     ]
     print_table(columns, rows)
     if len(shown) < len(table):
-        typer.echo(f"{len(table) - len(shown)} more classes; --top 0 shows all.")
+        say(f"{len(table) - len(shown)} more classes; --top 0 shows all.")
 
 
 def _show_confusions(metrics: dict[str, Any], names: Sequence[str]) -> None:

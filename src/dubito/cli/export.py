@@ -12,6 +12,7 @@ from dubito.cli.predict import calibration_of, require_choice, saved_temperature
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,7 +103,7 @@ def export(
             exported(network, file, format=format, what=what, samples=samples or 10, **fitted)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
-    typer.echo(f"Wrote {file} ({size(file.stat().st_size)}).")
+    say(f"Wrote {file} ({size(file.stat().st_size)}).")
 
 
 def _saved_fitted(folder: Path, network: nn.Module, drawn: bool, calibrated: bool) -> dict[str, Any]:

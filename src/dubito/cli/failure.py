@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TextIO
 
 import typer
 
 from dubito.errors import DubitoError, DubitoWarning
+from dubito.harmless import say
 
 __all__ = ["INTERRUPTED", "USAGE", "Debug", "Trust", "UsageError", "guarded", "is_main_process", "sentence"]
 
@@ -50,18 +51,18 @@ def guarded(command: Callable[[list[str]], Any], arguments: Sequence[str]) -> in
     options = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in options
     with warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, debug)
         if not debug:
             # Nobody on the command line can act on the warnings of libraries.
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", DubitoWarning)
-            warnings.showwarning = _show_warning
         try:
             code = command(given)
         except KeyboardInterrupt:
             code = INTERRUPTED
         except Exception as error:
             if debug:
-                traceback.print_exc()
+                say(traceback.format_exc().rstrip(), err=True)
             elif not _lost_main_process(error):
                 _complain(sentence(error))
             return USAGE if isinstance(error, UsageError) else FAILED
@@ -107,10 +108,11 @@ def _usage(error: Any) -> str:
 
 def _complain(text: str) -> None:
     rank = os.environ.get("LOCAL_RANK", "0")
-    typer.echo(text if is_main_process() else f"Process {rank}: {text}", err=True)
+    say(text if is_main_process() else f"Process {rank}: {text}", err=True)
 
 
 def _show_warning(
+    debug: bool,
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -118,4 +120,5 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"Warning: {message}", file=file or sys.stderr)
+    whole = warnings.formatwarning(message, category, filename, lineno, line)
+    say(whole.rstrip() if debug else f"Warning: {message}", err=True)

@@ -10,6 +10,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.terminal import Column, examples, print_table
+from dubito.harmless import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,10 +74,10 @@ def models(
         usual = {name: size or find(name).image_size for name in names()}
         _print_networks([_Network.of(name, classes, channels, side) for name, side in usual.items()])
         sides = f"images with {channels} channel{'s' * (channels > 1)}"
-    typer.echo(f"For {classes} classes and {sides}; multiplications of one image in one pass.")
+    say(f"For {classes} classes and {sides}; multiplications of one image in one pass.")
     if model is None:
-        typer.echo("Also: hf:FOLDER for an image classifier of Hugging Face, package.module:function for your own.")
-    typer.echo("A Bayesian network has a mean and a standard deviation for each weight.")
+        say("Also: hf:FOLDER for an image classifier of Hugging Face, package.module:function for your own.")
+    say("A Bayesian network has a mean and a standard deviation for each weight.")
 
 
 def _build(name: str, classes: int, channels: int, size: int, inference: str) -> nn.Module:

@@ -16,6 +16,7 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, unknown
+from dubito.harmless import say
 from dubito.progress import progress_bar
 from dubito.runs.config import LARGEST_SEED
 
@@ -102,7 +103,9 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file, or to parts in a folder.",
+            help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file, or to parts in a folder. In a .csv "
+            "text that begins with = + - @ gets an apostrophe before it, and control characters are written out; the "
+            "others keep the text.",
             show_default=False,
         ),
     ] = None,
@@ -200,10 +203,10 @@ def predict(
         write(table)  # before anything is printed: whoever reads that may stop early
     if any(label is not None for label in table["label"]):
         if about_order:
-            typer.echo(about_order, err=True)
+            say(about_order, err=True)
         _show(table, top, written=write is not None)
     if write:
-        typer.echo(f"Wrote {listing.images:,} rows to {out}.")
+        say(f"Wrote {listing.images:,} rows to {out}.")
     _tell_errors([error for error in whole["error"] if error is not None], listing.images)
 
 
@@ -220,9 +223,9 @@ def _predict_parts(
     seconds = time.perf_counter() - began
     rate = f" ({total.fresh / seconds:,.0f} a second)" if total.fresh else ""
     before = f", {total.rows - total.fresh:,} of them before" if total.fresh < total.rows else ""
-    typer.echo(f"Predicted {total.rows:,} images{before}{rate}; {total.parts:,} parts are in {out}.")
+    say(f"Predicted {total.rows:,} images{before}{rate}; {total.parts:,} parts are in {out}.")
     if total.errors:
-        typer.echo(f"{total.errors:,} of {total.rows:,} images could not be read; their rows say why.", err=True)
+        say(f"{total.errors:,} of {total.rows:,} images could not be read; their rows say why.", err=True)
 
 
 def _of_exported(model: str, batch_size: int) -> ChunkPredictor:
@@ -392,7 +395,7 @@ def _show(table: Table, top: int, written: bool) -> None:
     if count > len(shown):
         hint = "" if written else ", --out FILE writes them"
         # A program that reads the table gets nothing but the table.
-        typer.echo(f"{count - len(shown):,} more rows; --top 0 shows all{hint}.", err=width is None)
+        say(f"{count - len(shown):,} more rows; --top 0 shows all{hint}.", err=width is None)
 
 
 def _cell(table: Table, name: str, number: int) -> str:
@@ -414,6 +417,6 @@ def _tell_errors(reasons: Sequence[str], total: int) -> None:
     if failed == total:
         raise DataError(f"None of the {total} images could be read: {reasons[0]}" if total > 1 else reasons[0])
     for reason in reasons[:REASONS]:
-        typer.echo(reason, err=True)
+        say(reason, err=True)
     more = f"; these were the first {REASONS}" if failed > REASONS else ""
-    typer.echo(f"{failed:,} of {total:,} images could not be read{more}.", err=True)
+    say(f"{failed:,} of {total:,} images could not be read{more}.", err=True)

@@ -14,6 +14,7 @@ from dubito.cli.predict import require_choice
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.errors import OptionError
+from dubito.harmless import say
 from dubito.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def prune(
     if curve:
         Run(folder, opened.config, opened.data).write_table("pruning.csv", rows)
         _draw(rows, folder / "pruning.png")
-        typer.echo(f"The curve is {folder / 'pruning.csv'} and {folder / 'pruning.png'}.")
+        say(f"The curve is {folder / 'pruning.csv'} and {folder / 'pruning.png'}.")
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dic
         after = (place / "best.safetensors").stat().st_size
         facts |= {"run": run.path.resolve().name, "checkpoint": checkpoint, "bytes": after, "bytes_before": before}
         write_atomically(place / "pruning.json", json.dumps(facts, indent=2) + "\n")
-    typer.echo(
+    say(
         f"The pruned run is {folder}; its weights take {size(after)} instead of {size(before)} "
         f"({before / after:.1f} times less)."
     )

@@ -10,6 +10,7 @@ import typer
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import examples
+from dubito.harmless import say
 
 __all__ = ["EXAMPLES", "report"]
 
@@ -76,4 +77,4 @@ def report(
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
     file = write_report(run, out=page, figures=folder, samples=samples, ood=ood or None, progress=True)
-    typer.echo(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")
+    say(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")

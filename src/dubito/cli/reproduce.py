@@ -15,6 +15,7 @@ from dubito.cli.failure import FAILED, INTERRUPTED, Debug
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
+from dubito.harmless import say
 from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen, estimated_seconds
 
 __all__ = ["EXAMPLES", "reproduce"]
@@ -112,10 +113,8 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
     from dubito.paper.grid import Grid
 
     guess = sum(estimated_seconds(cell, BUDGETS[budget]) for cell in cells)
-    typer.echo(f"Budget {budget}: {BUDGETS[budget].says}")
-    typer.echo(
-        f"{len(cells)} cells in {runs}, {options.jobs} at once; all of them take one core about {duration(guess)}."
-    )
+    say(f"Budget {budget}: {BUDGETS[budget].says}")
+    say(f"{len(cells)} cells in {runs}, {options.jobs} at once; all of them take one core about {duration(guess)}.")
     deadline = None if options.hours is None else time.time() + 3600 * options.hours
     with Display() as display:
         grid = Grid(cells, BUDGETS[budget], runs, options.jobs, options.threads, deadline, display)
@@ -124,7 +123,7 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
     why = "Interrupted" if grid.interrupted else "Time is up" if done < len(cells) and grid.out_of_time else ""
     failed = f", {grid.count('failed')} failed" if grid.count("failed") else ""
     again = " The same command goes on with the others." if why else ""
-    typer.echo(f"{why}{': ' if why else ''}{done} of {len(cells)} cells are finished{failed}.{again}")
+    say(f"{why}{': ' if why else ''}{done} of {len(cells)} cells are finished{failed}.{again}")
     return INTERRUPTED if grid.interrupted else FAILED if grid.count("failed") else 0
 
 
@@ -136,6 +135,6 @@ def _write(experiments: list[Experiment], budget: str, runs: Path, results: Path
     for experiment in experiments:
         collect(experiment, BUDGETS[budget], runs, results)
     if experiments:
-        typer.echo(f"Wrote tables and figures of {', '.join(e.value for e in experiments)} to {results}.")
+        say(f"Wrote tables and figures of {', '.join(e.value for e in experiments)} to {results}.")
     write_document(results, document)
-    typer.echo(f"Wrote {document}.")
+    say(f"Wrote {document}.")

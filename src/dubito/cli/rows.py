@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import DubitoError, OptionError
+from dubito.harmless import to_csv
 
 __all__ = ["Table", "writer"]
 
@@ -61,11 +61,7 @@ def require_matplotlib() -> None:
 
 
 def _to_csv(table: Table) -> bytes:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(table)
-    lines.writerows(zip(*table.values(), strict=True))
-    return text.getvalue().encode()
+    return to_csv(table, zip(*table.values(), strict=True)).encode()
 
 
 def _to_json_lines(table: Table) -> bytes:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dubito.harmless import printable, say
+
 __all__ = ["Column", "examples", "print_table", "size", "terminal_width"]
 
 
@@ -36,6 +38,7 @@ def terminal_width() -> int | None:
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: fitted to a terminal that is wide enough, else every cell in full, for whatever reads it."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     width = terminal_width()
     if width is None or width < _least_width(columns, rows):
         _print_plainly(columns, rows)
@@ -67,7 +70,7 @@ def _print_plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
             cell.rjust(width) if column.number else cell.ljust(width)
             for column, cell, width in zip(columns, line, widths, strict=True)
         )
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 def size(count: int) -> str:

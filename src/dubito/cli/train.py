@@ -18,6 +18,7 @@ import typer
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
+from dubito.harmless import say
 from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
     except SystemExit:  # Lightning's answer to a second Ctrl-C
         message = f"Stopped at once. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
     if is_main_process():
-        typer.echo(message, err=True)
+        say(message, err=True)
     # Not `typer.Exit`, after which "Interrupted." would be printed too.
     sys.exit(INTERRUPTED)
 
@@ -345,4 +346,4 @@ def _quoted(path: Path) -> str:
 
 def _say(text: str) -> None:
     if is_main_process():
-        typer.echo(text)
+        say(text)

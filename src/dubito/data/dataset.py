@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.class_names import check_class_names
 from dubito.data import registry
 from dubito.data.augmentation import Augmentation, PhotoAugmentation
 from dubito.data.download import fetch
@@ -143,10 +144,13 @@ class DataSource:
         """Height and width of the images."""
         return self._size or self._reader.natural_size
 
-    @property
+    @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The classes in the order of their labels."""
-        return self._reader.class_names
+        try:
+            return check_class_names(self._reader.class_names)
+        except DataError as error:
+            raise error if self.name in str(error) else DataError(f"{self.name} cannot be used: {error}") from None
 
     @property
     def channels(self) -> int:
@@ -222,6 +226,7 @@ class DataSource:
         return self._reader.listing.describe() if isinstance(self._reader, ListedFiles) else ""
 
     def _read(self, split: Split) -> tuple[Images, Tensor]:
+        self.class_names  # noqa: B018  (names that are refused are refused before images are read)
         return self._reader.read(split, self.size, self.fit, self.channels)
 
     def _dataset(self, split: Split, images: Images, labels: Tensor) -> Dataset:

@@ -7,15 +7,17 @@ reason. Nothing is ever unpickled.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from dubito.data.archive import read_bytes, require_unpacked
 from dubito.data.registry import DatasetInfo, Split
 from dubito.errors import DataError
 
@@ -60,9 +62,10 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
                 raise DataError(f"{path} holds {items} {what}, but must hold {count}; {_AGAIN}.")
             if sides and not all(0 < side <= 4096 for side in sides):
                 raise DataError(f"{path} says that its images are {sides[0]} x {sides[1]}, so it is corrupt; {_AGAIN}.")
-            size = items * int(np.prod(sides, dtype=np.int64))
+            size = items * math.prod(sides)
+            require_unpacked(size, path, str(path))
             # One byte more than there should be: it shows surplus bytes, and makes gzip verify its checksum.
-            content = stream.read(size + 1)
+            content = read_bytes(cast(IO[bytes], stream), size + 1)
     except FileNotFoundError:
         raise _missing(path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -72,7 +75,7 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
     if len(content) != size:
         fault = "fewer" if len(content) < size else "more"
         raise DataError(f"{path} holds {fault} bytes than the {items} {what} of its header need; {_AGAIN}.")
-    return np.frombuffer(content, dtype=np.uint8).reshape(items, *sides)
+    return content.reshape(items, *sides)
 
 
 def read_cifar(

@@ -108,14 +108,15 @@ class ClassFolders(Listing):
         root = self.place if split is None else self._roots[split]
         paths: list[Path] = []
         labels: list[int] = []
+        numbers = {name: number for number, name in enumerate(self.class_names)}
         for folder in _class_folders(root):
-            if folder.name not in self.class_names:
+            if folder.name not in numbers:
                 raise DataError(f"{folder} is a class that the training images do not have; remove or rename it.")
             files = sorted(path for path in folder.rglob("*") if is_image_file(path, folder))
             if not files and split in (None, "train"):
                 raise DataError(f"{folder} holds no images; add some ({_SUFFIXES}) or remove the folder.")
             paths += files
-            labels += [self.class_names.index(folder.name)] * len(files)
+            labels += [numbers[folder.name]] * len(files)
         if not paths:
             raise DataError(f"{root} holds no images; put some ({_SUFFIXES}) into a folder for each class.")
         return paths, torch.tensor(labels)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dubito.class_names import check_class_count
+from dubito.data.archive import Arrays, require_unpacked
 from dubito.data.fitting import Fit
 from dubito.data.images import FileFacts, inspect_image, resize_all
 from dubito.data.listing import TEST_FRACTION, Listing
@@ -24,6 +24,7 @@ from dubito.data.reading import WORKERS, ImageFiles, Images, read_ahead, with_ch
 from dubito.data.registry import Split
 from dubito.data.splits import split_validation
 from dubito.errors import DataError, DubitoWarning
+from dubito.harmless import printable
 from dubito.progress import progress_bar
 
 __all__ = ["SMALL_SIZE", "ListedFiles", "NumpyArchive", "natural_size"]
@@ -98,7 +99,7 @@ class ListedFiles:
                 for facts in read_ahead(_facts_or_error, paths, max(self.workers, os.cpu_count() or 1)):
                     found.append(facts)
                     advance()
-            errors = [str(facts) for facts in found if isinstance(facts, DataError)]
+            errors = [printable(str(facts)) for facts in found if isinstance(facts, DataError)]  # a line each
             self.left_out[split] = errors
             self._tell(split, errors, len(paths))
             good = [number for number, facts in enumerate(found) if isinstance(facts, FileFacts)]
@@ -131,8 +132,8 @@ class NumpyArchive:
     """An .npz with `x_train`, `y_train`, `x_test`, `y_test`, or `images` and `labels`; optionally `class_names`.
 
     Images are (N, H, W), (N, H, W, C) or (N, C, H, W) with one or three channels, uint8 or floats in [0, 1]. Arrays are
-    read when their split is asked for. Without test arrays, a fifth of the images, drawn by `seed` from each class,
-    is the test split.
+    read when their split is asked for, after their headers have been checked. Without test arrays, a fifth of the
+    images, drawn by `seed` from each class, is the test split.
     """
 
     has_validation = False
@@ -140,7 +141,8 @@ class NumpyArchive:
     def __init__(self, path: str | os.PathLike[str], seed: int = 0) -> None:
         self.path = Path(path)
         self.seed = seed
-        names = self._array_names()
+        self._arrays = Arrays(path)
+        names = self._arrays.names
         if {"x_train", "y_train", "x_test", "y_test"} <= names:
             self._keys: dict[Split, tuple[str, str]] = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
         elif {"images", "labels"} <= names:
@@ -155,15 +157,12 @@ class NumpyArchive:
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The names in the file, else the numbers of the classes that occur in the training labels."""
-        key = self._keys["train"][1]
-        labels = self._labels(key)
         if self._has_names:
-            names = tuple(str(name) for name in np.atleast_1d(self._array("class_names")))
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise DataError(f"{self.path} has several classes called {twice[0]!r}; give each a name of its own.")
-            return names
-        present = labels.unique().tolist()  # sorted
+            return _texts(self._arrays.read("class_names"), self._arrays.where("class_names"))
+        key = self._keys["train"][1]
+        unique = np.unique(self._labels(key))  # sorted
+        check_class_count(len(unique))
+        present = unique.tolist()
         absent = next((number for number, label in enumerate(present) if number != label), None)
         if absent is not None:
             raise DataError(
@@ -175,90 +174,108 @@ class NumpyArchive:
     @cached_property
     def channels(self) -> int:
         """1 or 3, by the shape of the training images."""
-        return _channels_first(self._array(self._keys["train"][0]), self._where(self._keys["train"][0])).shape[1]
+        return self._shape("train")[1]
 
     @cached_property
     def natural_size(self) -> int:
         """The size that suits the training images."""
-        key = self._keys["train"][0]
-        return natural_size([min(_channels_first(self._array(key), self._where(key)).shape[2:])])
+        return natural_size([min(self._shape("train")[2:])])
 
     def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
         """Images (N, C, size, size) and labels (N,) of a split."""
         image_key, label_key = self._keys[split]
-        labels = self._labels(label_key)
-        images = _channels_first(self._array(image_key), self._where(image_key))
-        if len(images) != len(labels):
-            raise DataError(f"{self.path} holds {len(images)} {image_key}, but {len(labels)} {label_key}.")
+        self._require_possible(split, size, channels)
+        labels = torch.from_numpy(self._labels(label_key).astype(np.int64, copy=False))
         if int(labels.max()) >= len(self.class_names):
             raise DataError(
                 f"{self.path} has the label {int(labels.max())} in {label_key}, but the {len(self.class_names)} "
                 f"classes are numbered 0 to {len(self.class_names) - 1}."
             )
+        images = _channels_first(self._arrays.read(image_key), self._arrays.where(image_key))
         if self._keys["train"] == self._keys["test"]:
             train, test = split_validation(labels, TEST_FRACTION, self.seed)
             chosen = train if split == "train" else test
             images, labels = images[chosen.numpy()], labels[chosen]
-        if split == "test" and images.shape[1] != self.channels:
-            raise DataError(
-                f"{self._where(image_key)} has {images.shape[1]} channels, but the training images have "
-                f"{self.channels}."
-            )
-        pixels = resize_all(_to_bytes(images, self._where(image_key)), size, fit=fit)
+        pixels = resize_all(_to_bytes(images, self._arrays.where(image_key)), size, fit=fit)
         return with_channels(pixels, channels), labels
 
-    def _labels(self, key: str) -> Tensor:
-        labels = self._array(key)
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.ndim == 1 and labels.dtype.kind == "i" and labels.size and labels.min() < 0:
-            raise DataError(f"{self._where(key)} has the label {labels.min()}, but must hold class numbers from 0 on.")
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.size == 0:
+    def _require_possible(self, split: Split, size: int, channels: int) -> None:
+        """Check what the headers say, before anything is unpacked."""
+        image_key, label_key = self._keys[split]
+        count, own, *_ = self._shape(split)
+        labels = self._count_labels(label_key)
+        if count != labels:
+            raise DataError(f"{self.path} holds {count} {image_key}, but {labels} {label_key}.")
+        if own != self.channels:
             raise DataError(
-                f"{self._where(key)} is {labels.dtype} {labels.shape}, but must be a non-empty vector of class numbers "
-                "from 0 on."
+                f"{self._arrays.where(image_key)} has {own} channels, but the training images have {self.channels}."
             )
-        return torch.from_numpy(labels.astype(np.int64))
+        resized = f"{self._arrays.where(image_key)} at {size} x {size} pixels"
+        require_unpacked(count * max(own, channels) * size**2, self.path, resized)
 
-    def _array_names(self) -> set[str]:
-        try:
-            loaded = np.load(self.path, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                raise DataError(f"{self.path} is a single array, but must be an .npz with images and labels.")
-            with loaded as arrays:
-                return set(arrays.files)
-        except DataError:
-            raise
-        except _READ_ERRORS as error:
-            raise DataError(f"{self.path} cannot be read as an .npz of arrays: {_first_line(error)}.") from error
+    def _shape(self, split: Split) -> tuple[int, ...]:
+        """(N, C, H, W) of the images of a split."""
+        key = self._keys[split][0]
+        shape = self._arrays.header(key).shape
+        axis = _channel_axis(shape, self._arrays.where(key))
+        if axis is None:
+            return (shape[0], 1, *shape[1:])
+        return (shape[0], shape[axis], *(side for number, side in enumerate(shape) if number not in (0, axis)))
 
-    def _array(self, key: str) -> npt.NDArray[Any]:
-        try:
-            with np.load(self.path, allow_pickle=False) as arrays:
-                return np.asarray(arrays[key])
-        except _READ_ERRORS as error:
-            raise DataError(f"{self._where(key)} cannot be read: {_first_line(error)}.") from error
+    def _labels(self, key: str) -> npt.NDArray[np.integer[Any]]:
+        """The labels (N,) in an array, as they are stored."""
+        self._count_labels(key)
+        labels = self._arrays.read(key).reshape(-1)
+        if labels.min() < 0 or labels.max() > np.iinfo(np.int64).max:
+            wrong = labels.min() if labels.min() < 0 else labels.max()
+            raise DataError(f"{self._arrays.where(key)} has the label {wrong}, but must hold class numbers from 0 on.")
+        return labels
 
-    def _where(self, key: str) -> str:
-        return f"array {key} of {self.path}"
+    def _count_labels(self, key: str) -> int:
+        """How many labels an array holds, by its header."""
+        header, where = self._arrays.header(key), self._arrays.where(key)
+        shape = header.shape[:1] if header.shape[1:] == (1,) else header.shape
+        if len(shape) != 1 or header.dtype.kind not in "iu" or header.size == 0:
+            raise DataError(
+                f"{where} is {header.dtype} {header.shape}, but must be a non-empty vector of class numbers from 0 on."
+            )
+        require_unpacked(_LABEL_BYTES * header.size, self.path, where)
+        return header.size
 
 
-_READ_ERRORS = (OSError, ValueError, EOFError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error)
+_LABEL_BYTES = 16
+"""What a label takes: 8 bytes, and as many to find out which there are."""
+
+
+def _texts(names: npt.NDArray[Any], where: str) -> tuple[str, ...]:
+    """An array of class names as texts."""
+    if names.ndim > 1 or names.dtype.kind not in "SUiu":
+        raise DataError(f"{where} is {names.dtype} {names.shape}, but must be a list of names.")
+    check_class_count(names.size)
+    try:
+        values = np.atleast_1d(names).tolist()
+        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in values)
+    except (ValueError, SystemError) as error:  # bytes or numbers that are no characters
+        raise DataError(f"{where} cannot be read: {error}.") from error
+
+
+def _channel_axis(shape: tuple[int, ...], where: str) -> int | None:
+    """Which axis of images (N, H, W), (N, H, W, C) or (N, C, H, W) is the channels; None if there is none."""
+    if len(shape) == 3 and all(shape):
+        return None
+    if len(shape) == 4 and all(shape):
+        for axis in (3, 1):
+            if shape[axis] in (1, 3):
+                return axis
+    raise DataError(
+        f"{where} has the shape {shape}, but must have (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels."
+    )
 
 
 def _channels_first(images: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
-    """(N, H, W), (N, H, W, C) or (N, C, H, W) as (N, C, H, W)."""
-    if images.ndim == 3 and images.size:
-        return images[:, None]
-    if images.ndim == 4 and images.size:
-        if images.shape[-1] in (1, 3):
-            return images.transpose(0, 3, 1, 2)
-        if images.shape[1] in (1, 3):
-            return images
-    raise DataError(
-        f"{where} has the shape {images.shape}, but must have (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 "
-        "channels."
-    )
+    """Images of any of these shapes as (N, C, H, W)."""
+    axis = _channel_axis(images.shape, where)
+    return images[:, None] if axis is None else np.moveaxis(images, axis, 1)
 
 
 def _to_bytes(images: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8]:
@@ -270,9 +287,5 @@ def _to_bytes(images: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint8]:
         raise DataError(
             f"{where} has floats from {images.min():g} to {images.max():g}, but floats must lie in [0, 1]; scale them."
         )
-    return np.rint(images * 255).astype(np.uint8)
-
-
-def _first_line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return (text.splitlines() or [type(error).__name__])[0].strip().rstrip(".") or type(error).__name__
+    scaled = images * 255
+    return np.rint(scaled, out=scaled).astype(np.uint8)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dubito.data import Images
 from dubito.data.dataset import chosen
 from dubito.evaluation.intervals import units_of
+from dubito.harmless import printable
 from dubito.prediction import Prediction, decompose, pool
 from dubito.prediction.calibrated import calibrate
 
@@ -61,7 +62,7 @@ class Evaluated:
 
     def name_of(self, number: int) -> str:
         """What an image is called: its file with the folder that it is in, else its number."""
-        return "/".join(PurePath(self.files[number]).parts[-2:]) if self.files else f"image {number}"
+        return printable("/".join(PurePath(self.files[number]).parts[-2:])) if self.files else f"image {number}"
 
     @property
     def units(self) -> tuple[int, ...]:

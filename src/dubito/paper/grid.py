@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import write_atomically
+from dubito.harmless import say
 from dubito.memory import keep_freed_memory
 from dubito.paper.cells import Budget, Cell, settings, warm
 from dubito.runs.config import TrainingConfig, with_defaults
@@ -315,7 +316,7 @@ def _result(cell: Cell, budget: Budget, runs: Path, report: Report, deadline: fl
     except (InterruptedTraining, KeyboardInterrupt, SystemExit) as stop:
         return "stopped", str(stop), 0.0
     except Exception as error:
-        traceback.print_exc()
+        say(traceback.format_exc(), err=True)
         text = " ".join(str(error).split())
         return "failed", text if isinstance(error, DubitoError) else f"{type(error).__name__}: {text}", 0.0
     return "finished", "", 1.0

@@ -12,8 +12,6 @@ in the files already, keeps them, unless its settings have changed since: run fo
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import platform
@@ -24,6 +22,7 @@ from typing import Any
 
 from dubito.errors import RunError
 from dubito.files import write_atomically
+from dubito.harmless import to_csv
 from dubito.paper import published
 from dubito.paper.cells import BUDGETS, Budget, Cell, Experiment, cells_of, settings
 from dubito.paper.grid import different_settings
@@ -256,11 +255,7 @@ def _csv(rows: list[Content]) -> str:
     names = list(dict.fromkeys(name for line in flat for name in line))
     order = [n for n in names if not n.startswith(("measured_", "published_"))]
     order += [n for n in names if n.startswith("measured_")] + [n for n in names if n.startswith("published_")]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, order, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    return to_csv(order, [[line.get(name, "") for name in order] for line in flat])
 
 
 def _page(content: Content) -> str:

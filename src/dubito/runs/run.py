@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import is_unfinished, refuse_existing, write_atomically
+from dubito.harmless import to_csv
 from dubito.runs.claim import BEGINNING, Claim
 from dubito.runs.config import TrainingConfig, by_todays_names, configure
 from dubito.runs.description import DataDescription
@@ -163,12 +163,7 @@ class Run:
 
     def write_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write a CSV file with these rows."""
-        text = io.StringIO()
-        if rows:
-            writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        self.write(name, text.getvalue())
+        self.write(name, to_csv(rows[0], [list(row.values()) for row in rows]) if rows else "")
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv; an empty list before the first epoch has ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DubitoError, OptionError
+from dubito.harmless import say
 from dubito.runs.run import Run
 from dubito.saving.loading import is_saved, load
 from dubito.serving.limits import Limits
@@ -71,18 +71,19 @@ def serve(
         try:
             usual = find_usual(served, validation, progress=True)
         except DubitoError as error:
-            _warn(f"Answers will not be compared with validation images, and there are no examples: {error}")
+            say(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
             usual = None
         if not is_loopback(listening) and api_key is None:
-            _warn(
+            say(
                 f"Warning: {host} can be reached from other machines and no key is set, so anyone there can use this "
-                "server; set DUBITO_API_KEY, or leave --host at 127.0.0.1."
+                "server; set DUBITO_API_KEY, or leave --host at 127.0.0.1.",
+                err=True,
             )
 
         def started() -> None:
             place = f"[{host}]" if ":" in host else host
-            print(f"Serving {served.title} at http://{place}:{listening.getsockname()[1]}", flush=True)
-            print("Ctrl-C stops.", flush=True)
+            say(f"Serving {served.title} at http://{place}:{listening.getsockname()[1]}")
+            say("Ctrl-C stops.")
 
         access = Access(hosts_of(listening, host, list(allow_hosts)), api_key)
         service = Service(served, usual, limits)
@@ -91,7 +92,7 @@ def serve(
         raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
     unread = service.traffic.given_up
     exception = f", but {unread} of their clients did not read the answer in time" if unread else ""
-    print(f"Stopped; all accepted requests have been answered{exception}.", flush=True)
+    say(f"Stopped; all accepted requests have been answered{exception}.")
 
 
 def _require_packages() -> None:
@@ -102,7 +103,3 @@ def _require_packages() -> None:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise DubitoError(f"Serving needs {error.name}, which is missing: pip install 'dubito[serve]'.") from None
-
-
-def _warn(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
