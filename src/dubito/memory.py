@@ -10,10 +10,11 @@ import ctypes
 import sys
 from contextlib import suppress
 
-__all__ = ["give_back_memory", "keep_freed_memory"]
+__all__ = ["give_back_memory", "keep_freed_memory", "use_one_heap"]
 
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Options of glibc's `mallopt`: what the heap may have free at its end, and how many blocks may lie outside of it."""
+TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
+"""Options of glibc's `mallopt`: what the heap may have free at its end, how many blocks may lie outside of it, and how
+many heaps threads may have."""
 
 
 def keep_freed_memory() -> None:
@@ -27,6 +28,18 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(TRIM_THRESHOLD, -1)
         mallopt(MMAP_MAX, 0)
+
+
+def use_one_heap() -> None:
+    """Let all threads that start from now on share a heap; without glibc, nothing changes.
+
+    Otherwise every thread has its own: memory that one has freed is of no use to the others, and the free end of a
+    thread's heap cannot be given back. Programs call it before they start threads that handle large things.
+    """
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(ARENA_MAX, 1)
 
 
 def give_back_memory() -> None:

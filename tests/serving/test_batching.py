@@ -17,6 +17,7 @@ from dubito.serving.batching import Batcher, Job, Predicted
 from dubito.serving.limits import Limits
 from dubito.serving.model import Predictors, ServedModel
 from dubito.serving.refusal import RefusedError
+from dubito.variational.posterior import posteriors
 
 
 def job(value: float = 0.0, count: int = 1, samples: int = 1, **options) -> Job:
@@ -227,20 +228,41 @@ def test_draws_are_those_of_the_prediction(model, images, monkeypatch) -> None:
 
 def test_predictors_are_kept_but_not_without_bound(model) -> None:
     network = model.run.load()
-    size = sum(4 * parameter.numel() for parameter in network.parameters())
-    kept = Predictors(network, most=3, most_bytes=10 * size)
-    own = kept("weights", 4)
+    draw = sum(4 * posterior.mean.numel() for posterior in posteriors(network).values())
+    kept = Predictors(network, most=3, most_bytes=20 * draw)
+    own = kept("weights", 40)
     assert kept("mean", 1) is kept("mean", 9, 5)  # neither draws nor seed matter
     first = kept("weights", 1, seed=1)
     kept("weights", 1, seed=2)
     assert kept("weights", 1, seed=1) is first
     kept("weights", 1, seed=3)  # takes the place of the mean
     assert len(kept) == 4
-    kept("weights", 8, seed=4)  # with it and seed 1 there are 10 draws at most
-    assert len(kept) == 4
-    kept("weights", 11, seed=5)  # too large to be kept
+    kept("weights", 11, seed=4)  # takes as much as 15 draws, so that one of 5 is kept beside it
+    assert len(kept) == 3
+    assert kept("weights", 40) is own
+    kept.forget()
     assert len(kept) == 1
-    assert kept("weights", 4) is own
+    assert kept("weights", 40) is own
+
+
+def test_a_predictor_that_is_too_large_to_keep_makes_its_weights_again(model, images) -> None:
+    network = model.run.load()
+    draw = sum(4 * posterior.mean.numel() for posterior in posteriors(network).values())
+    small, large = (Predictors(network, most_bytes=most * draw) for most in (5, 50))
+    for kept in (small, large):
+        kept("mean")
+    parts = [kept("weights", 6, 1) for kept in (small, large)]
+    assert [part.members[0]._draws.weights.stacked is None for part in parts] == [True, False]
+    torch.testing.assert_close(parts[0](images).probs, parts[1](images).probs, rtol=1e-4, atol=1e-6)
+
+
+def test_predictors_share_the_network_and_what_novelty_was_fitted_on(model) -> None:
+    one, other = (model.predictors("weights", 3, seed) for seed in (1, 2))
+    assert one.novelty is not None
+    fitted = [predictor.novelty.score.tensors() for predictor in (one, other)]
+    assert {key: tensor.data_ptr() for key, tensor in fitted[0].items()} == {
+        key: tensor.data_ptr() for key, tensor in fitted[1].items()
+    }
 
 
 def test_a_prediction_past_its_deadline_is_broken_off(model, images) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from dubito.errors import OptionError
 from dubito.runs.run import Run
+from dubito.serving.application import Service
 from dubito.serving.connections import GRACE, Connections
 from dubito.serving.limits import Limits
 from dubito.serving.model import ServedModel
@@ -101,6 +102,23 @@ def test_uploads_count_until_they_are_let_go() -> None:
         assert traffic.buffered == 0
 
     asyncio.run(check())
+
+
+def test_a_server_rests_once_in_a_pause_and_then_keeps_its_own_predictor_alone(served_run, monkeypatch) -> None:
+    service = Service(ServedModel(Run.open(served_run)))
+    traffic = service.traffic
+    assert not traffic.may_rest(), "nothing has been asked"
+    with Upload(traffic, service.limits):
+        service.model.predictors("weights", 3, seed=5)
+    assert not traffic.may_rest(), "there may be more to come"
+    monkeypatch.setattr("dubito.serving.traffic.QUIET", 0.0)
+    with traffic.admit("a"):
+        assert not traffic.may_rest()
+    assert traffic.may_rest()
+    assert not traffic.may_rest()
+    service.rest()
+    assert len(service.model.predictors) == 1
+    service.close()
 
 
 def test_images_are_decoded_while_their_pixels_fit_together_and_in_turn() -> None:

@@ -58,6 +58,9 @@ def serve(
         float, typer.Option(metavar="MILLIONS", help="Most pixels in a request, and decoded at once.")
     ] = 25,
     max_uploads: Annotated[float, typer.Option(metavar="MB", help="Largest size of all requests in memory.")] = 128,
+    max_kept: Annotated[
+        float, typer.Option(metavar="MB", help="Most drawn weights kept for requests with other draws.")
+    ] = 256,
     max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most images that share a forward pass.")] = 64,
     max_wait: Annotated[
         float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are arriving.")
@@ -93,6 +96,7 @@ def serve(
         max_body_bytes=_millions("--max-body", max_body),
         max_pixels=_millions("--max-pixels", max_pixels),
         max_upload_bytes=_millions("--max-uploads", max_uploads),
+        max_kept_bytes=_millions("--max-kept", max_kept),
         max_batch=max_batch,
         max_wait=max_wait / 1000,
         max_queue=max_queue,

@@ -21,6 +21,7 @@ from torch import Tensor
 from dubito import __version__
 from dubito.data import add_pixel_noise
 from dubito.evaluation.thumbnails import data_uri
+from dubito.memory import give_back_memory
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
 from dubito.serving.changes import rotate, to_bytes
@@ -74,6 +75,11 @@ class Service:
         """End the threads, after they have answered what is in the queue; without `finish` that is given up."""
         self.batcher.close(finish)
         self._decoders.shutdown(cancel_futures=not finish)
+
+    def rest(self) -> None:
+        """Give back memory that a server which is not asked does not need."""
+        self.model.predictors.forget()
+        give_back_memory()
 
     def describe(self, api_key: bool, trusted: bool) -> dict[str, Any]:
         """What /model tells; the examples, which are images of the data, only those who are trusted."""

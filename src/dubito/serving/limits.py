@@ -20,6 +20,7 @@ class Limits:
         max_body_bytes: bytes of a request's body.
         max_pixels: pixels of all images of a request together, by their headers; and of all that are decoded at once.
         max_upload_bytes: bytes of all bodies in memory together, from their first byte until they are decoded.
+        max_kept_bytes: bytes of drawn weights that are kept for requests with other draws than the server's own.
         max_batch: images that share a forward pass.
         max_wait: how long a batch waits for requests that are on their way.
         max_queue: images that wait for the network.
@@ -39,6 +40,7 @@ class Limits:
     max_body_bytes: int = 16_000_000
     max_pixels: int = 25_000_000
     max_upload_bytes: int = 128_000_000
+    max_kept_bytes: int = 256_000_000
     max_batch: int = 64
     max_wait: float = 0.005
     max_queue: int = 256

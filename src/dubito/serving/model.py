@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ from dubito.decisions.stored import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
 from dubito.prediction.dropout import drawn_dropout
+from dubito.prediction.predictor import MEMORY
 from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
 from dubito.serving.batching import Job, Predicted
+from dubito.serving.limits import Limits
 from dubito.serving.refusal import busy
 from dubito.variational.posterior import posteriors
 
@@ -35,64 +38,79 @@ PASSES = 2048
 """About how many forward passes of single images are made between two checks of the deadline."""
 PREDICTORS = 8
 """Predictors that are kept, besides the server's own."""
-PREDICTOR_BYTES = 1_000_000_000
-"""Bytes that the drawn weights of these predictors may take together."""
+OVERHEAD = 4
+"""Draws' worth of bytes that a predictor takes besides: means, standard deviations, and the pair for novelty."""
 
 
 class Predictors:
     """Predictors of one network, made when first asked for; those used last are kept.
 
     A predictor keeps its drawn weights, so both their number and their bytes are bounded. The first one that is made,
-    the server's own, is kept for good.
+    the server's own, is kept for good. Threads can share them.
+
+    Args:
+        network: shared by all predictors, so nobody may change it.
+        most: predictors that are kept besides the server's own.
+        most_bytes: what these may take together. One that takes more makes its weights again for every batch.
+        prepare: what is done with a new predictor.
     """
 
     def __init__(
         self,
         network: torch.nn.Module,
         most: int = PREDICTORS,
-        most_bytes: int = PREDICTOR_BYTES,
+        most_bytes: int = Limits.max_kept_bytes,
         prepare: Callable[[Predictor], None] = lambda predictor: None,
     ) -> None:
         self._network = network
         self._prepare = prepare
-        self._bytes_per_draw = sum(tensor.numel() * tensor.element_size() for tensor in network.parameters())
+        self._bytes_per_draw = sum(q.mean.numel() * q.mean.element_size() for q in posteriors(network).values())
         self._most, self._most_bytes = most, most_bytes
+        self._lock = threading.Lock()
         self._own: tuple[tuple[str, int, int], Predictor] | None = None
         self._kept: OrderedDict[tuple[str, int, int], Predictor] = OrderedDict()
 
     def __call__(self, method: str, samples: int = 1, seed: int = 0) -> Predictor:
         """The predictor with these settings."""
         key = (method, samples, seed) if method in DRAWING else (method, 1, 0)
-        if self._own is not None and self._own[0] == key:
-            return self._own[1]
-        found = self._kept.pop(key, None) or self._make(key)
-        if self._own is None:
-            self._own = key, found
-        else:
+        with self._lock:
+            if self._own is None:
+                self._own = key, self._make(key, MEMORY)
+            if self._own[0] == key:
+                return self._own[1]
+            found = self._kept.pop(key, None)
+            if found is None:
+                self._make_room(self._bytes_of(key))
+                found = self._make(key, self._most_bytes)
             self._kept[key] = found
-            self._forget()
-        return found
+            return found
 
-    def _make(self, key: tuple[str, int, int]) -> Predictor:
-        predictor = Predictor(self._network, *_arguments(key))
+    def forget(self) -> None:
+        """Keep the server's own predictor alone."""
+        with self._lock:
+            self._kept.clear()
+
+    def _make(self, key: tuple[str, int, int], memory: int) -> Predictor:
+        method, samples, seed = key
+        predictor = Predictor(self._network, samples, method, seed, memory=memory, _share=True)
         self._prepare(predictor)
         return predictor
 
     def __len__(self) -> int:
         return len(self._kept) + (self._own is not None)
 
-    def _forget(self) -> None:
-        """Drop the predictors that were used longest ago, until the rest is small enough."""
-        while len(self._kept) > self._most or self._bytes() > self._most_bytes:
+    def _make_room(self, size: int) -> None:
+        """Drop the predictors that were used longest ago, until there is room for one of so many bytes."""
+        while self._kept and (len(self._kept) >= self._most or self._bytes() + size > self._most_bytes):
             self._kept.popitem(last=False)
 
     def _bytes(self) -> int:
-        return sum(samples * self._bytes_per_draw for _, samples, _ in self._kept)
+        return sum(map(self._bytes_of, self._kept))
 
-
-def _arguments(key: tuple[str, int, int]) -> tuple[int, str, int]:
-    method, samples, seed = key
-    return samples, method, seed
+    def _bytes_of(self, key: tuple[str, int, int]) -> int:
+        method, samples, _ = key
+        drawn = samples * self._bytes_per_draw if method == "weights" else 0
+        return (drawn if drawn <= self._most_bytes else 0) + OVERHEAD * self._bytes_per_draw
 
 
 class ServedModel:
@@ -106,6 +124,7 @@ class ServedModel:
         checkpoint: of a run: ``best`` or ``last``.
         device: where the network computes.
         fitted: the folder that a network was saved in with its novelty and its rule, if any.
+        kept_bytes: what predictors with other settings than these may take together.
     """
 
     def __init__(
@@ -116,8 +135,10 @@ class ServedModel:
         checkpoint: str = "best",
         device: str | torch.device = "cpu",
         fitted: Path | None = None,
+        kept_bytes: int = Limits.max_kept_bytes,
     ) -> None:
         self._fitted = fitted
+        self._first: Predictor | None = None
         self.run = run = model if isinstance(model, Run) else None
         self.data = run.data if run else require_data(data_of(model), "serving")
         self.samples = samples
@@ -129,7 +150,7 @@ class ServedModel:
         if method not in ("auto", *self.methods):
             raise OptionError(unknown("method", method, ("auto", *self.methods)))
         self.method = "weights" if method == "auto" else method
-        self.predictors = Predictors(network, prepare=self._use_novelty)
+        self.predictors = Predictors(network, most_bytes=kept_bytes, prepare=self._use_novelty)
         self.rule = find_rule(run, checkpoint=checkpoint) if run else self.predictors(METHOD, samples).rule
         self.head = self.predictors(self.method, samples).head
         self.novelty = self.predictors(self.method, samples).novelty
@@ -220,6 +241,11 @@ class ServedModel:
         return [method for method in METHODS if _works(network, method, image)]
 
     def _use_novelty(self, predictor: Predictor) -> None:
+        """What the first predictor reads is shared by the others: it may hold features of thousands of images."""
+        if self._first is not None:
+            predictor.use(self._first.novelty, self._first.rule if predictor.method == METHOD else None)
+            return
+        self._first = predictor
         if self.run:
             predictor.use_novelty(self.run, self.checkpoint)
         elif self._fitted:

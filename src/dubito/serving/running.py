@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
+from dubito.memory import use_one_heap
 from dubito.runs.run import Run
 from dubito.saving.loading import is_saved, load
 from dubito.serving.limits import Limits
@@ -57,6 +58,8 @@ def serve(
     from dubito.serving.server import bind, hosts_of, is_loopback, serve_until_signal
     from dubito.serving.validation import Usual, find_usual
 
+    use_one_heap()
+    limits = limits or Limits()
     opened: Run | nn.Module
     fitted: Path | None = None
     if isinstance(model, (str, os.PathLike)) and is_saved(Path(model)):
@@ -66,7 +69,7 @@ def serve(
     with bind(host, port) as listening:  # now, so that a port in use is told before anything is computed
         # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
         torch.set_flush_denormal(True)
-        served = ServedModel(opened, samples, method, checkpoint, device, fitted)
+        served = ServedModel(opened, samples, method, checkpoint, device, fitted, limits.max_kept_bytes)
         usual: Usual | None
         try:
             usual = find_usual(served, validation, progress=True)

@@ -163,7 +163,9 @@ class _Server(uvicorn.Server):
         traffic = self._service.traffic
         if self._stop_at is not None and not self.should_exit:
             self._stop(time.monotonic() - self._stop_at)
-        if traffic.grown and not traffic.buffered:
+        if traffic.may_rest():
+            asyncio.get_running_loop().run_in_executor(None, self._service.rest)
+        elif traffic.grown and not traffic.buffered:
             traffic.grown = False
             asyncio.get_running_loop().run_in_executor(None, give_back_memory)
         return await super().on_tick(counter)

@@ -7,6 +7,7 @@ is not: it costs a connection and the bytes that have come, and a slow one shuts
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError, busy
 
-__all__ = ["LARGE", "Pixels", "Traffic", "Upload"]
+__all__ = ["LARGE", "QUIET", "Pixels", "Traffic", "Upload"]
 
 LARGE = 1_000_000
 """Bytes or pixels of an upload after which freed memory is given back."""
+QUIET = 1.0
+"""Seconds without a prediction after which a server keeps only what it began with."""
 
 
 class Traffic:
@@ -40,6 +43,8 @@ class Traffic:
         """Bytes of all bodies in memory."""
         self.grown = False
         """Whether something large has been in memory since freed memory was last given back."""
+        self.asked_at: float | None = None
+        """When a prediction was last asked for; None if the server has rested since."""
 
     @property
     def in_work(self) -> int:
@@ -66,6 +71,14 @@ class Traffic:
         finally:
             self.answering -= 1
             self._count_off(client)
+
+    def may_rest(self) -> bool:
+        """Whether nothing has been asked for a while; true once in every pause."""
+        waits = self.asked_at is not None and time.monotonic() > self.asked_at + QUIET
+        if not waits or self.in_work or self.buffered:
+            return False
+        self.asked_at = None
+        return True
 
     def hold(self, client: str) -> None:
         """A client has begun to keep an answer waiting."""
@@ -104,6 +117,7 @@ class Upload:
 
     def __exit__(self, *error: object) -> None:
         self.let_go()
+        self._traffic.asked_at = time.monotonic()
 
     def let_go(self) -> None:
         """The body and what was made of it are in memory no more."""
