@@ -200,6 +200,19 @@ def test_large_pictures_are_converted_in_strips_to_what_small_ones_become(
             assert (read_image(path, 3, 32, fit=fit).int() - usual).abs().float().mean() < 3
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "I;16"])
+def test_strips_change_no_pixel_of_a_picture_that_is_not_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    noise = Image.effect_noise((70, 50), 100)
+    picture = Image.merge("RGBA", [noise.rotate(angle) for angle in (0, 10, 20, 30)])
+    picture = noise.convert("I;16") if mode == "I;16" else picture.convert(mode)
+    picture.save(tmp_path / "x.png", **({"transparency": 3} if mode == "P" else {}))
+    usual = read_image(tmp_path / "x.png", 3, 32)
+    monkeypatch.setattr(images, "_STRIP", 300)
+    assert torch.equal(read_image(tmp_path / "x.png", 3, 32), usual)
+
+
 def test_a_large_picture_takes_bounded_memory_and_gives_it_back(tmp_path: Path) -> None:
     """A palette is converted in strips, and heap that is free is given back though the process keeps small parts."""
     import subprocess

@@ -49,7 +49,7 @@ SERVED_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 """What the server reads of them. TIFF is a container of many encodings, whose decoders are long and old."""
 
 LARGE = 2**24
-"""Pixels of a picture that is decoded alone, and converted and shrunk in strips."""
+"""Pixels of a picture that is decoded alone, and shrunk in strips."""
 
 MAX_SCANS = 200
 """Scans of a progressive JPEG; cameras and programs write about ten."""
@@ -58,6 +58,7 @@ _BYTES_A_PIXEL = {"WEBP": 16, "progressive": 10}
 """What decoders need for a pixel, measured; others 4, and as much again to convert it."""
 
 _STRIP = 2**20
+"""Pixels that are converted at once: it takes several copies of them."""
 _one_large_picture = threading.Lock()
 
 _GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
@@ -261,17 +262,19 @@ def _count_scans(source: Source) -> int:
 
 
 def _shrunk(picture: Picture, name: str, scale: float) -> Picture:
-    """A picture of any mode as L or RGB; a large one in strips, each of which is shrunk as soon as it is converted."""
+    """A picture of any mode as L or RGB, in strips; those of a large one are shrunk as soon as they are converted."""
     from PIL import Image
 
     width, height = picture.size
-    if width * height <= LARGE:
+    large = width * height > LARGE
+    if width * height <= _STRIP or (_is_plain(picture) and not large):
         return _eight_bits(picture, name)
-    factor = max(1, int(1 / (2 * scale)))  # twice the pixels that the final size needs
+    factor = max(1, int(1 / (2 * scale))) if large else 1  # twice the pixels that the final size needs
     rows = factor * max(1, _STRIP // (width * factor))
     whole: Picture | None = None
     for top in range(0, height, rows):
-        strip = _eight_bits(picture.crop((0, top, width, min(top + rows, height))), name).reduce(factor)
+        strip = _eight_bits(picture.crop((0, top, width, min(top + rows, height))), name)
+        strip = strip.reduce(factor) if factor > 1 else strip
         if whole is None:
             whole = Image.new(strip.mode, (strip.width, math.ceil(height / factor)))
         whole.paste(strip, (0, top // factor))
@@ -294,11 +297,15 @@ def _require_file(source: Source, name: str) -> None:
         raise DataError(f"{name} {reason}.")
 
 
+def _is_plain(picture: Picture) -> bool:
+    return picture.mode in ("L", "RGB") and "transparency" not in picture.info
+
+
 def _eight_bits(picture: Picture, name: str) -> Picture:
     """A picture of any mode as L or RGB."""
     from PIL import Image
 
-    if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
+    if _is_plain(picture):
         return picture
     if picture.mode == "F" or picture.mode.startswith("I"):
         values = np.asarray(picture)
