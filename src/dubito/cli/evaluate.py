@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import Seed, choose_device, require_choice
 from dubito.cli.rows import require_writable
@@ -122,6 +123,10 @@ def evaluate(
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
     ] = 256,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    gpus_per_worker: GpusPerWorker = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     trust: Trust = False,
     debug: Debug = False,
@@ -129,6 +134,7 @@ def evaluate(
     """Measure accuracy, calibration and both uncertainties of a run on test images."""
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     levels = _levels(noise)
+    carrier = choose_engine(engine, workers, address, gpus_per_worker)
     groups = [runs] if ensemble else [[run] for run in runs]
     if len(groups) > 1 and (out or folder):
         raise OptionError(
@@ -168,6 +174,7 @@ def evaluate(
             batch_size=batch_size,
             device=choose_device(device),
             progress=True,
+            engine=carrier,
         )
         home = folder or _home(group)
         if write:

@@ -7,10 +7,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dubito.cli.engine import Address, EngineName, GpusPerWorker, choose_engine
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples
@@ -18,12 +19,16 @@ from dubito.errors import OptionError, unknown
 from dubito.harmless import say
 from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen, estimated_seconds
 
+if TYPE_CHECKING:
+    from dubito.engines import Engine
+
 __all__ = ["EXAMPLES", "reproduce"]
 
 EXAMPLES = examples(
     "dubito reproduce all --budget smoke",
     "dubito reproduce table1 --budget cpu --only model=lenet5,data=mnist",
     "dubito reproduce all --budget cpu --jobs 2 --hours 8",
+    "dubito reproduce all --budget cpu --engine ray --address auto",
     "dubito reproduce document",
     note="Every cell of the grid is a run folder. Finished ones are skipped; one that was stopped or killed goes on "
     "from its last checkpoint when the command is given again. Ctrl-C stops cleanly.",
@@ -46,7 +51,18 @@ def reproduce(
             show_default=False,
         ),
     ] = "",
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Cells that are trained at once, a process each.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Cells that are trained at once, a process each.",
+            show_default="1; with --engine ray as many as its cores allow",
+        ),
+    ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    gpus_per_worker: GpusPerWorker = None,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Threads of each process.", show_default="cores / jobs"),
@@ -93,7 +109,14 @@ def reproduce(
     if what != "document":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         given = os.environ.get("OMP_NUM_THREADS", "")
-        machine = _Machine(jobs, threads or (int(given) if given.isdigit() else max(1, cores // jobs)), hours)
+        if engine == "local":
+            choose_engine(engine, None, address, gpus_per_worker)
+            jobs = jobs or 1
+            threads = threads or (int(given) if given.isdigit() else max(1, cores // jobs))
+            machine = _Machine(jobs, threads, hours)
+        else:
+            threads = threads or 1
+            machine = _Machine(jobs or 0, threads, hours, _ray(jobs, threads, address, gpus_per_worker))
         code = _run(cells, budget, runs, machine)
     _write(experiments if what != "document" else [], budget, runs, results, document)
     if code:
@@ -105,6 +128,14 @@ class _Machine:
     jobs: int
     threads: int
     hours: float | None
+    engine: Engine | None = None
+
+
+def _ray(jobs: int | None, threads: int, address: str | None, gpus: float | None) -> Engine:
+    """Ray's workers, a cell each, with as many cores as a cell has threads."""
+    from dubito.engines import get_engine
+
+    return get_engine("ray", workers=jobs, address=address, cpus=threads, gpus=gpus)
 
 
 def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
@@ -114,10 +145,13 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
 
     guess = sum(estimated_seconds(cell, BUDGETS[budget]) for cell in cells)
     say(f"Budget {budget}: {BUDGETS[budget].says}")
-    say(f"{len(cells)} cells in {runs}, {options.jobs} at once; all of them take one core about {duration(guess)}.")
+    at_once = f"{options.jobs} at once" if options.jobs else "as many at once as the cluster has cores for"
+    say(f"{len(cells)} cells in {runs}, {at_once}; all of them take one core about {duration(guess)}.")
     deadline = None if options.hours is None else time.time() + 3600 * options.hours
     with Display() as display:
-        grid = Grid(cells, BUDGETS[budget], runs, options.jobs, options.threads, deadline, display)
+        grid = Grid(
+            cells, BUDGETS[budget], runs, max(1, options.jobs), options.threads, deadline, display, options.engine
+        )
         grid.run()
     done = grid.count("finished")
     why = "Interrupted" if grid.interrupted else "Time is up" if done < len(cells) and grid.out_of_time else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from dubito.cli.engine import Address, GpusPerWorker, choose_engine
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
@@ -23,6 +24,7 @@ from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS
 
 if TYPE_CHECKING:
     from dubito.data import Dataset
+    from dubito.engines import RayEngine
     from dubito.training import ImageData, Run
 
 __all__ = ["EXAMPLES", "train"]
@@ -34,6 +36,7 @@ EXAMPLES = examples(
     "dubito train --data digits --members 3 --out runs/three",
     "dubito train --config settings.yaml --temperature 1",
     "dubito train --resume runs/first",
+    "dubito train --data photos/ --model resnet18 --engine ray --workers 4",
     note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly; --resume goes on as if "
     "nothing had happened.",
 )
@@ -57,6 +60,17 @@ PANELS = {
 
 
 FLAGS: dict[str, Any] = {
+    "engine": Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="What trains: local (this machine, see --devices) or ray (a cluster, with --workers processes that "
+            "share every batch).",
+        ),
+    ],
+    "address": Address,
+    "gpus_per_worker": GpusPerWorker,
     "accept_changes": Annotated[
         bool,
         typer.Option("--accept-changes", help="With --resume: go on although config.yaml was edited since."),
@@ -70,7 +84,7 @@ FLAGS: dict[str, Any] = {
 def train(**given: Any) -> None:
     """Train a network into a run folder, or go on with a training that was stopped."""
     preset, file, resume, out = (given.pop(name) for name in ("preset", "config", "resume", "out"))
-    accept_changes = given.pop("accept_changes")
+    accept_changes, engine = given.pop("accept_changes"), _engine(given)
     for name in ("trust", "debug"):
         del given[name]
     if accept_changes and resume is None:
@@ -78,10 +92,26 @@ def train(**given: Any) -> None:
     if resume is not None:
         others = {"preset": preset, "config": file, "out": out, **given}
         _refuse_others([name for name, value in others.items() if value is not None])
-        _resume(Path(resume), accept_changes)
+        _resume(Path(resume), accept_changes, engine)
     else:
         config = configure(preset or "default", file, **given)
-        _train(config, preset or "default", out)
+        _train(config, preset or "default", out, engine)
+
+
+def _engine(given: dict[str, Any]) -> RayEngine | None:
+    """The engine that trains, taken out of what was given; None for this process, whose --workers read images."""
+    name, address, gpus = (given.pop(option) for option in ("engine", "address", "gpus_per_worker"))
+    workers = given.pop("workers") if name == "ray" else None
+    engine = choose_engine(name, workers, address, gpus)
+    if name == "local":
+        return None
+    for option in ("devices", "num_nodes"):
+        if given[option] is not None:
+            raise UsageError(f"--{option.replace('_', '-')} is for the engine local; the engine ray has --workers")
+    from dubito.engines import RayEngine
+
+    assert isinstance(engine, RayEngine)
+    return engine
 
 
 def _signature() -> inspect.Signature:
@@ -93,7 +123,8 @@ def _signature() -> inspect.Signature:
         "resume": (Path, _option("RUN", "Go on with this run folder; takes no other setting.")),
     }
     parameters = [_parameter(name, kind | None, option) for name, (kind, option) in own.items()]
-    parameters += [_parameter(name, kind, default=False) for name, kind in FLAGS.items()]
+    defaults = {"engine": "local", "address": None, "gpus_per_worker": None}
+    parameters += [_parameter(name, kind, default=defaults.get(name, False)) for name, kind in FLAGS.items()]
     kinds = get_type_hints(TrainingConfig)
     panel = ""
     for field in fields(TrainingConfig):
@@ -138,7 +169,7 @@ def _refuse_others(names: list[str]) -> None:
         raise UsageError(f"--resume goes on with the run's own settings, so {flags} cannot be given with it")
 
 
-def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
+def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEngine | None) -> None:
     from dubito import training
     from dubito.data import open_dataset
     from dubito.files import refuse_existing
@@ -161,12 +192,18 @@ def _train(config: TrainingConfig, preset: str, out: Path | None) -> None:
             f"Waiting at {place} until all {config.num_nodes} machines are there. Each runs this command, with "
             "the same MASTER_ADDR and MASTER_PORT and a NODE_RANK of its own."
         )
-    # Not before the data is read are its images counted, hence the callback.
-    run = _ending_cleanly(folder, lambda: training.train(config, folder, callbacks=[_announcement(config)]))
+
+    def work() -> Run:
+        if engine is not None:
+            return training.train_on_ray(engine, config, folder)
+        # Not before the data is read are its images counted, hence the callback.
+        return training.train(config, folder, callbacks=[_announcement(config)])
+
+    run = _ending_cleanly(folder, work)
     _summarize(run)
 
 
-def _resume(folder: Path, accept_changes: bool) -> None:
+def _resume(folder: Path, accept_changes: bool, engine: RayEngine | None) -> None:
     from dubito import training
 
     run = training.Run.open(folder)
@@ -177,8 +214,14 @@ def _resume(folder: Path, accept_changes: bool) -> None:
     else:
         what = f"{done} of {epochs} epochs done" if done < epochs else "all epochs done, but no validation record"
         _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {what}.")
-        options: dict[str, Any] = {"callbacks": [_announcement(run.config)], "accept_changes": accept_changes}
-        run = _ending_cleanly(folder, lambda: training.resume(folder, **options))
+        callbacks = [_announcement(run.config)]
+
+        def work() -> Run:
+            if engine is not None:
+                return training.resume_on_ray(engine, folder, accept_changes=accept_changes)
+            return training.resume(folder, callbacks=callbacks, accept_changes=accept_changes)
+
+        run = _ending_cleanly(folder, work)
     _summarize(run)
 
 

@@ -28,8 +28,13 @@ class Engine(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def map(self, make: Make[Item, Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+    def map(self, make: Make[Item, Result], items: Iterable[Item], *, ahead: int = 1) -> Iterator[tuple[Item, Result]]:
         """Each item with the function's result, as they are finished; each item once, whatever dies meanwhile.
 
         Items are taken as they are needed, so that there may be more of them than memory holds.
+
+        Args:
+            make: makes the function, once in each worker.
+            items: what it is applied to.
+            ahead: items that wait at a worker while it works, so that it is never idle; 0 for items that take long.
         """

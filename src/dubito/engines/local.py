@@ -18,7 +18,7 @@ class LocalEngine(Engine):
 
     name = "local"
 
-    def map(self, make: Make[Item, Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+    def map(self, make: Make[Item, Result], items: Iterable[Item], *, ahead: int = 1) -> Iterator[tuple[Item, Result]]:
         """One item after the other."""
         function = make()
         return ((item, function(item)) for item in items)

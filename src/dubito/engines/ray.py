@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from dubito.engines.base import Engine, Item, Make, Result
 from dubito.errors import DubitoError, OptionError
 
-__all__ = ["RayEngine", "require_ray"]
+__all__ = ["Place", "RayEngine", "WorkerDiedError", "require_ray"]
 
 OBJECT_STORE = 128 << 20
 """Bytes of shared memory that a Ray on this machine gets: items and results are small."""
-WAITING = 2
-"""Items that a worker has: the one it works on, and the next."""
+DYING = 10
+"""Seconds in which the death of a worker is known after its partners fail."""
 QUIET = {
     "RAY_memory_monitor_refresh_ms": "0",  # or a worker is killed when the machine's memory is nearly full, by whomever
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -66,10 +68,54 @@ class RayEngine(Engine):
         self.ray = require_ray()
         self.workers, self.address, self.cpus, self.gpus = workers, address, cpus, gpus
 
-    def map(self, make: Make[Item, Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+    def map(self, make: Make[Item, Result], items: Iterable[Item], *, ahead: int = 1) -> Iterator[tuple[Item, Result]]:
         """Each item with its result, as they are finished."""
         with self.connected() as count:
-            yield from _Pool(self.ray, self.actor(_Worker), make, count).map(items)
+            yield from _Pool(self.ray, self.actor(_Worker), make, count, ahead).map(items)
+
+    def together(self, work: Callable[[Place], None]) -> None:
+        """Let every worker do its part of one work, all at the same time; ends when all have ended.
+
+        Raises:
+            WorkerDiedError: if one of them died, of whatever reason; the others are stopped.
+        """
+        with self.connected() as count:
+            there = self.ray.cluster_resources().get("CPU", 0)
+            if count * self.cpus > there:
+                raise OptionError(
+                    f"{count} workers that work together need {count * self.cpus:g} cores, but the cluster has "
+                    f"{there:g}: give fewer --workers."
+                )
+            actors = [self.actor(_Partner).remote() for _ in range(count)]
+            try:
+                host, port = self._watched([actors[0].address.remote()])[0]
+                self._watched(
+                    [actor.work.remote(work, Place(rank, count, host, port)) for rank, actor in enumerate(actors)]
+                )
+            finally:
+                for actor in actors:
+                    self.ray.kill(actor)
+
+    def _watched(self, results: list[Any]) -> list[Any]:
+        """All results; if one of the workers has died, that is the error, whatever its partners then raise."""
+        errors = self.ray.exceptions
+        waiting, failure = list(results), None
+        while waiting:
+            done, waiting = self.ray.wait(waiting, timeout=None if failure is None else DYING)
+            for result in done:
+                try:
+                    self.ray.get(result)
+                except errors.RayActorError:
+                    raise WorkerDiedError("A worker died, perhaps for lack of memory.") from None
+                except errors.RayTaskError as error:
+                    failure = failure or _cause(error)
+                    if isinstance(failure, DubitoError):
+                        raise failure from None
+            if failure is not None and not done:
+                break
+        if failure is not None:
+            raise failure
+        return list(self.ray.get(results))
 
     def actor(self, kind: type) -> Any:
         """A class whose instances are actors with the cores and GPUs of a worker."""
@@ -103,6 +149,36 @@ class RayEngine(Engine):
             raise DubitoError(f"Ray cannot be reached {where}: {' '.join(str(error).split())[:300]}") from None
 
 
+class WorkerDiedError(DubitoError):
+    """One of several workers that work together is gone."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place among those that work together, and where the first of them is found."""
+
+    rank: int
+    count: int
+    host: str
+    port: int
+
+
+class _Partner:
+    """The actor of a work that is done together."""
+
+    def address(self) -> tuple[str, int]:
+        """Where this process can be reached, with a port that is free."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def work(self, work: Callable[[Place], None], place: Place) -> None:
+        """This worker's part."""
+        work(place)
+
+
 class _Worker:
     """The actor: one process with the function."""
 
@@ -120,8 +196,8 @@ class _Worker:
 class _Pool:
     """Actors, the items that each has, and the items that lost theirs."""
 
-    def __init__(self, ray: Any, actor: Any, make: Any, workers: int) -> None:
-        self.ray, self.actor, self.workers = ray, actor, workers
+    def __init__(self, ray: Any, actor: Any, make: Any, workers: int, ahead: int) -> None:
+        self.ray, self.actor, self.workers, self.ahead = ray, actor, workers, ahead
         self.make = ray.put(make)
         self.starting: dict[Any, Any] = {}  # what says that an actor is ready: the actor
         self.load: dict[Any, int] = {}  # actors that are ready, and how many items each has
@@ -157,7 +233,7 @@ class _Pool:
         """Give items to the workers that are free; False if there are none left."""
         while self.load:
             actor = min(self.load, key=lambda worker: self.load[worker])
-            if self.load[actor] >= WAITING:
+            if self.load[actor] > self.ahead:
                 return True
             try:
                 item = self.lost.popleft() if self.lost else next(remaining)

@@ -52,4 +52,6 @@ def predict_test(
         return None
     predictor = Predictor(run, samples)
     with progress_bar("Predicting test images", len(test), shown=progress) as advance:
-        return predictor(noisy_batches(test.images, run, 0.0, images_at_once(run.data.size), 0, advance)), test.labels
+        return predictor(
+            noisy_batches(test.images, run.data, 0.0, images_at_once(run.data.size), 0, advance)
+        ), test.labels

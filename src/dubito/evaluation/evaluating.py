@@ -9,32 +9,38 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.data import DATASETS, Dataset, images_at_once, open_dataset
+from dubito.data import DATASETS, Dataset, Images, images_at_once, open_dataset
+from dubito.engines import Engine, LocalEngine
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError, ShapeError
 from dubito.evaluation.calibration import fit_temperature
-from dubito.evaluation.drawn import Drawn, draw, joined
+from dubito.evaluation.drawn import Drawn, Piece, draw, draw_piece, joined, put_together
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.images import held_out_images, own_test_images, place_of, shown, test_images
 from dubito.evaluation.noise import noise_level, noisy_batches
 from dubito.evaluation.summary import plain, summarize
 from dubito.evaluation.validating import NO_IMAGES, SAMPLES, SEED, recorded, validation_of
+from dubito.models.trust import trusting, trusts
 from dubito.prediction import Predictor
 from dubito.prediction.weights import seeds_of
 from dubito.progress import progress_bar
-from dubito.runs.attached import data_of
+from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
 
 __all__ = ["evaluate", "inputs_and_labels"]
 
+PIECE = 1024
+"""Images of a piece of the work: enough to be worth sending, few enough to share out."""
 Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
 
 
@@ -56,6 +62,7 @@ def evaluate(
     batch_size: int = 256,
     device: str | torch.device = "cpu",
     progress: bool = False,
+    engine: Engine | None = None,
 ) -> Evaluation:
     """Evaluate a run, several runs as one ensemble, or any network with batches of labelled images.
 
@@ -85,6 +92,8 @@ def evaluate(
         batch_size: images at once, or fewer if they are large; the results do not depend on it.
         device: where the networks compute.
         progress: show a progress bar with the time left, on stderr.
+        engine: what carries the predictions of runs: :func:`dubito.engines.get_engine` makes one, such as ``ray``; None
+            is this process. The results are the same.
 
     >>> import dubito
     >>> network = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")
@@ -95,7 +104,9 @@ def evaluate(
     """
     began = perf_counter()
     _check_options(samples, noise, noise_images, coverage, bootstrap)
-    options = _Options(samples, coverage, calibrated, bootstrap, seed, batch_size, device, progress)
+    options = _Options(
+        samples, coverage, calibrated, bootstrap, seed, batch_size, device, progress, engine or LocalEngine()
+    )
     if isinstance(networks, (nn.Module, Predictor)):
         return _evaluate_module(networks, batches, validation, options, began)
     if batches is not None or validation is not None:
@@ -215,6 +226,7 @@ class _Options:
     batch_size: int
     device: str | torch.device
     progress: bool
+    engine: Engine
 
     def described(self) -> dict[str, Any]:
         """What decides the results."""
@@ -241,38 +253,93 @@ def _member_seeds(seed: int, members: int) -> list[int]:
     return [seed] if members == 1 else seeds_of(seed, members)
 
 
-def _predict_jobs(
-    runs: Sequence[Run], jobs: Mapping[str, _Job], checkpoint: str, options: _Options
-) -> tuple[dict[str, Evaluated], float]:
-    """What the runs together predict for the images of every job, and the seconds that the predictions took."""
-    drawn: dict[str, list[Drawn]] = {key: [] for key in jobs}
-    seconds = 0.0
-    total = len(runs) * sum(len(job.part) for job in jobs.values())
-    with progress_bar("Evaluating", total, shown=options.progress) as advance:
-        for run, seed in zip(runs, _member_seeds(options.seed, len(runs)), strict=True):
-            predictor = _predictor(run.load(checkpoint).to(options.device), options, seed, len(runs))
-            predictor.use_novelty(run, checkpoint)
-            if len(runs) > 1 and predictor.head.unit != "probability":
+@dataclass(frozen=True, eq=False)
+class _Images:
+    """Some of the images of a job, for one member: what a worker is given."""
+
+    member: int
+    key: str
+    first: int
+    images: Images
+    gamma: float
+
+
+class _Drawing:
+    """What a worker does: draw for images by the member that they are for; it holds one predictor at a time."""
+
+    def __init__(self, runs: Sequence[Path], checkpoint: str, options: _Options, trust: bool) -> None:
+        self.runs, self.checkpoint, self.options, self.trust = runs, checkpoint, options, trust
+        self.held: tuple[int, Predictor] | None = None
+        # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
+        torch.set_flush_denormal(True)
+
+    def predictor(self, member: int) -> Predictor:
+        """The predictor of a member, which takes the place of the last one."""
+        if self.held is None or self.held[0] != member:
+            self.held = None  # before another one takes memory
+            count = len(self.runs)
+            with trusting(self.trust):
+                run = Run.open(self.runs[member])
+                network = run.load(self.checkpoint).to(self.options.device)
+            predictor = _predictor(network, self.options, _member_seeds(self.options.seed, count)[member], count)
+            predictor.use_novelty(run, self.checkpoint)
+            if count > 1 and predictor.head.unit != "probability":
                 raise OptionError(
                     f"{run.path} has the {predictor.head.name} head, whose uncertainties are those of logits: it "
                     "cannot be a member of an ensemble."
                 )
-            for key, job in jobs.items():
-                if len(job.part):
-                    began = perf_counter()
-                    size = images_at_once(run.data.size, options.batch_size)
-                    batches = noisy_batches(job.part.images, run, job.gamma, size, options.seed, advance)
-                    drawn[key] += draw(predictor, batches)
-                    seconds += perf_counter() - began
+            self.held = member, predictor
+        return self.held[1]
+
+    def __call__(self, images: _Images) -> tuple[Piece, float]:
+        """The draws for the images, and the seconds that they took."""
+        predictor = self.predictor(images.member)
+        data = require_data(predictor.data, "an evaluation")
+        size = images_at_once(data.size, self.options.batch_size)
+        began = perf_counter()
+        batches = noisy_batches(images.images, data, images.gamma, size, self.options.seed, first=images.first)
+        return draw_piece(predictor, batches), perf_counter() - began
+
+
+def _predict_jobs(
+    runs: Sequence[Run], jobs: Mapping[str, _Job], checkpoint: str, options: _Options
+) -> tuple[dict[str, Evaluated], float]:
+    """What the runs together predict for the images of every job, and the seconds that the predictions took."""
+    pieces: dict[tuple[str, int], dict[int, Piece]] = {}
+    seconds = 0.0
+    total = len(runs) * sum(len(job.part) for job in jobs.values())
+    # Folders and plain values, which can be sent to other processes.
+    plain_options = replace(options, engine=LocalEngine())
+    make = partial(_Drawing, [run.path.resolve() for run in runs], checkpoint, plain_options, trusts())
+    with progress_bar("Evaluating", total, shown=options.progress) as advance:
+        for images, (piece, took) in options.engine.map(make, _pieces(len(runs), jobs)):
+            pieces.setdefault((images.key, images.member), {})[images.first] = piece
+            seconds += took
+            advance(len(images.images))
     found = {}
     for key, job in jobs.items():
         labels = job.part.labels if job.labelled else None
-        if drawn[key]:
-            found[key] = joined(job.name, job.part.images, labels, drawn[key], job.part.files)
+        if len(job.part):
+            drawn = _drawn(pieces, key, len(runs))
+            found[key] = joined(job.name, job.part.images, labels, drawn, job.part.files)
         else:  # a part without images: the test images, none of them
-            empty = joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn["test"])
-            found[key] = empty[:0]
+            drawn = _drawn(pieces, "test", len(runs))
+            found[key] = joined(job.name, jobs["test"].part.images, jobs["test"].part.labels, drawn)[:0]
     return found, seconds
+
+
+def _pieces(members: int, jobs: Mapping[str, _Job]) -> Iterator[_Images]:
+    """The images of all jobs for every member, in pieces, member after member."""
+    for member in range(members):
+        for key, job in jobs.items():
+            for first in range(0, len(job.part), PIECE):
+                yield _Images(member, key, first, job.part.images[first : first + PIECE], job.gamma)
+
+
+def _drawn(pieces: Mapping[tuple[str, int], Mapping[int, Piece]], key: str, members: int) -> list[Drawn]:
+    """The draws of all members for a job's images."""
+    ordered = ([piece for _, piece in sorted(pieces[key, member].items())] for member in range(members))
+    return [drawn for own in ordered for drawn in put_together(own)]
 
 
 # ---- options and runs ----------------------------------------------------------------------------------------------

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import Images, add_pixel_noise, normalize
+from dubito.data import Images, normalize
+from dubito.data.batches import key_seed
 from dubito.evaluation import metrics
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import measure
 from dubito.evaluation.statistics import MEANS, MeanUncertainties
-from dubito.runs.run import Run
+from dubito.runs.description import DataDescription
 
 __all__ = ["NoiseLevel", "noise_level", "noisy_batches"]
+
+BLOCK = 64
+"""Images that share a generator of noise."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,30 @@ def noise_level(gamma: float, part: Evaluated, bootstrap: int, seed: int) -> Noi
 
 
 def noisy_batches(
-    images: Images, run: Run, gamma: float, size: int, seed: int, advance: Callable[[int], None] = lambda count: None
+    images: Images,
+    data: DataDescription,
+    gamma: float,
+    size: int,
+    seed: int,
+    advance: Callable[[int], None] = lambda count: None,
+    first: int = 0,
 ) -> Iterator[Tensor]:
-    """Batches as the run's network takes them, with noise of standard deviation `gamma` on pixels in [0, 1].
+    """Batches as a network takes them, with noise of standard deviation `gamma` on pixels in [0, 1].
 
     The sum is not clipped. All levels and all members of an ensemble get the same noise, so that a difference between
-    two levels is that of the level alone. `advance` is told how many images are done.
+    two levels is that of the level alone. It is a function of the seed and of an image's place, which `first` is for
+    the first of these images: the size of batches does not change it. `advance` is told how many images are done.
     """
-    generator = torch.Generator().manual_seed(seed)
     for part in images.split(size):
-        pixels = add_pixel_noise(part, gamma, generator) if gamma > 0 else part
-        yield normalize(pixels, run.data.mean, run.data.std)
+        pixels = part / 255 + gamma * _noise(part, first, seed) if gamma > 0 else part
+        yield normalize(pixels, data.mean, data.std)
         advance(len(part))
+        first += len(part)
+
+
+def _noise(part: Tensor, first: int, seed: int) -> Tensor:
+    """Standard normal noise for images of which the first has that place, made in whole blocks."""
+    blocks = range(first // BLOCK, (first + len(part) - 1) // BLOCK + 1)
+    generators = (torch.Generator().manual_seed(key_seed(seed, block)) for block in blocks)
+    noise = torch.cat([torch.randn(BLOCK, *part.shape[1:], generator=generator) for generator in generators])
+    return noise[first % BLOCK :][: len(part)]

@@ -68,7 +68,7 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
         predictor = Predictor(run.load(), SAMPLES, seed=SEED)
         predictor.use_novelty(run)  # but no rule: the run's is fitted to what is made here
-        drawn = draw(predictor, noisy_batches(images, run, 0.0, images_at_once(run.data.size), SEED, advance))
+        drawn = draw(predictor, noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance))
     part = joined(f"{held_out.name}/validation", images, labels, drawn)
     made = record(part)
     made = replace(made, calibration=replace(made.calibration, **origin))

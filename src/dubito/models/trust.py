@@ -20,7 +20,7 @@ from dubito.errors import RunError
 from dubito.files import write_atomically
 from dubito.models.imported import is_imported
 
-__all__ = ["remember", "require_trust", "trust_all", "trusting"]
+__all__ = ["remember", "require_trust", "trust_all", "trusting", "trusts"]
 
 FILE = "trusted.json"
 _TRUSTS: ContextVar[bool] = ContextVar("trusts", default=False)
@@ -34,6 +34,11 @@ def trusting(trust: bool = True) -> Iterator[None]:
         yield
     finally:
         _TRUSTS.reset(token)
+
+
+def trusts() -> bool:
+    """Whether functions are run here, so that another process that works for this one can be told."""
+    return _TRUSTS.get()
 
 
 def trust_all() -> None:

@@ -14,12 +14,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -35,6 +37,8 @@ from dubito.runs.run import Run
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+
+    from dubito.engines import Engine
 
 __all__ = ["Grid", "State", "different_settings", "is_finished", "require_same_settings", "run_cell"]
 
@@ -153,6 +157,7 @@ class Grid:
         threads: of each process.
         deadline: a time of `time.time()` after which no epoch or cell is begun.
         show: called with this grid whenever something has changed.
+        engine: what trains the cells instead of processes of this machine; it sees the same folder of runs.
     """
 
     cells: Sequence[Cell]
@@ -162,6 +167,7 @@ class Grid:
     threads: int = 1
     deadline: float | None = None
     show: Callable[[Grid], None] = lambda grid: None
+    engine: Engine | None = None
     states: dict[Cell, State] = field(init=False)
     interrupted: bool = field(init=False, default=False)
 
@@ -190,6 +196,9 @@ class Grid:
             from dubito.paper.standins import write_standins
 
             write_standins(self.runs / "data")
+        if self.engine is not None:
+            self._carry(self.engine)
+            return
         workers: list[_Worker] = []
         before = signal.signal(signal.SIGINT, lambda number, frame: self._interrupt(workers, number, frame))
         try:
@@ -203,6 +212,58 @@ class Grid:
                 if worker.process.is_alive():
                     worker.process.kill()
 
+    def _carry(self, engine: Engine) -> None:
+        """Let an engine's workers run the cells; how far each of them is is read from its run folder."""
+        make = partial(_Carried, self.budget, self.runs.resolve(), self.deadline, self.threads)
+        with self._watched():
+            try:
+                while self._next() is not None:  # again for cells that start from others, once these are finished
+                    for cell, (status, text, _) in engine.map(make, self._startable(), ahead=0):
+                        state = self.states[cell]
+                        state.status, state.doing, state.error = status, "", text
+                        state.seconds = time.time() - state.began
+            except KeyboardInterrupt:
+                self.interrupted = True
+                for state in self.states.values():
+                    state.status = "stopped" if state.status == "running" else state.status
+        self.show(self)
+
+    def _startable(self) -> Iterator[Cell]:
+        """The cells that can start, as workers become free."""
+        while (state := self._next()) is not None:
+            state.status, state.doing, state.began = "running", "training", time.time()
+            yield state.cell
+
+    def _next(self) -> State | None:
+        """The next cell that can start."""
+        if self.interrupted or self.out_of_time:
+            return None
+        return next((s for s in self.states.values() if s.status == "waiting" and self._ready(s.cell)), None)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Inside, run folders are looked at again and again, and what they tell is shown."""
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.wait(4 * POLL):
+                for state in list(self.states.values()):
+                    if state.status == "running":
+                        epochs = settings(state.cell, self.budget, self.runs).epochs
+                        done = _lines(self.runs / state.cell.name / "metrics.csv") - 1
+                        state.share = min(max(done, 0) / epochs, 1.0)
+                        state.doing = f"epoch {min(max(done, 0) + 1, epochs)}/{epochs}"
+                        state.seconds = time.time() - state.began
+                self.show(self)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+
     def _supervise(self, workers: list[_Worker]) -> None:
         while True:
             self._hand_out(workers)
@@ -215,8 +276,8 @@ class Grid:
 
     def _hand_out(self, workers: list[_Worker]) -> None:
         """Give each idle worker the next cell that can start."""
-        while not (self.interrupted or self.out_of_time):
-            state = next((s for s in self.states.values() if s.status == "waiting" and self._ready(s.cell)), None)
+        while True:
+            state = self._next()
             if state is None:
                 return
             worker = next((worker for worker in workers if worker.state is None), None)
@@ -274,6 +335,29 @@ class Grid:
         for worker in workers:
             if worker.state is not None and worker.process.is_alive():
                 os.kill(worker.process.pid, signal.SIGINT)
+
+
+class _Carried:
+    """What an engine's worker does: run the cells that it is given."""
+
+    def __init__(self, budget: Budget, runs: Path, deadline: float | None, threads: int) -> None:
+        import torch
+
+        warnings.simplefilter("ignore")
+        keep_freed_memory()
+        torch.set_num_threads(threads)
+        self.budget, self.runs, self.deadline = budget, runs, deadline
+
+    def __call__(self, cell: Cell) -> tuple[str, str, float]:
+        """Run a cell, or go on with it; gives its status, and why it failed."""
+        return _result(cell, self.budget, self.runs, lambda doing, share: None, self.deadline)
+
+
+def _lines(file: Path) -> int:
+    try:
+        return file.read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def _work(

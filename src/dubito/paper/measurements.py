@@ -198,7 +198,7 @@ def _noise(run: Run, count: int, batch: int, samples: int) -> dict[str, Any]:
     levels = []
     for gamma in track(NOISE_LEVELS, f"Noise on {run.path.name}"):
         sums: dict[str, list[Tensor]] = {"classes": [], "batch": []}
-        for inputs in noisy_batches(images, run, gamma, batch, seed=0):
+        for inputs in noisy_batches(images, run.data, gamma, batch, seed=0):
             with torch.no_grad():
                 draws = [_outputs(network, inputs) for network in networks]
             for axis, values in sums.items():

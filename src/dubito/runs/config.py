@@ -49,7 +49,7 @@ class TrainingConfig:
         "is crop, or pad for digits.",
     )
     strict: bool = _setting(False, "Refuse data with files that cannot be read, rather than leave them out.")
-    workers: int = _setting(2, "Threads that read images from disk.")
+    workers: int = _setting(2, "Threads that read images from disk; with --engine ray, processes that train.")
     inference: Literal["vi", "frequentist", "dropout"] = _setting(
         "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
     )

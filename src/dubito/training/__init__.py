@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dubito.runs.run import DataDescription, Run
     from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
     from dubito.training.classifier import Classifier
+    from dubito.training.cluster import resume_on_ray, train_on_ray
     from dubito.training.fit import resume, train
     from dubito.training.images import ImageData
     from dubito.training.members import assemble
@@ -29,7 +30,9 @@ _HOME_OF = {
     "RunKeeper": "training.callbacks",
     "assemble": "training.members",
     "resume": "training.fit",
+    "resume_on_ray": "training.cluster",
     "train": "training.fit",
+    "train_on_ray": "training.cluster",
 }
 
 __all__ = [
@@ -45,7 +48,9 @@ __all__ = [
     "assemble",
     "configure",
     "resume",
+    "resume_on_ray",
     "train",
+    "train_on_ray",
 ]
 
 

@@ -197,8 +197,7 @@ class Display(pl.Callback):
         if self.title:
             seed = self.keeper.run.config.seed
             self.console.print(f"{self.title.capitalize()}, seed {seed}", style="bold", highlight=False)
-        header = "".join(f"{title:>{width}}" for _, title, width, _ in self.COLUMNS)
-        self.console.print(header, style="bold", highlight=False)
+        self.console.print(self.header(), style="bold", highlight=False)
         for row in self.keeper.rows:
             self._print(row)
         if self.console.is_terminal:
@@ -232,8 +231,17 @@ class Display(pl.Callback):
     def _print(self, row: dict[str, Any]) -> None:
         if row["epoch"] % self.every:
             return
-        cells = (f"{form.format(row[name]):>{width}}" for name, _, width, form in self.COLUMNS)
-        self.console.print("".join(cells), highlight=False)
+        self.console.print(self.line(row), highlight=False)
+
+    @classmethod
+    def header(cls) -> str:
+        """The titles of the columns."""
+        return "".join(f"{title:>{width}}" for _, title, width, _ in cls.COLUMNS)
+
+    @classmethod
+    def line(cls, row: dict[str, Any]) -> str:
+        """A row of metrics below them."""
+        return "".join(f"{form.format(row[name]):>{width}}" for name, _, width, form in cls.COLUMNS)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove the bar."""
