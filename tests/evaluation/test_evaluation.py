@@ -136,11 +136,15 @@ def test_noise_raises_the_uncertainty_and_level_0_is_the_clean_images(evaluation
 def test_noise_is_added_to_pixels_between_0_and_1(bayesian: Run):
     """Noise of standard deviation gamma in [0, 1] is gamma / std after normalisation."""
     images = torch.full((64, 1, 32, 32), 128, dtype=torch.uint8)
-    batches = torch.cat(list(noisy_batches(images, bayesian, 0.2, size=16, seed=0)))
+    batches = torch.cat(list(noisy_batches(images, bayesian.data, 0.2, size=16, seed=0)))
     pixels = batches * bayesian.data.std[0] + bayesian.data.mean[0]
     count = pixels.numel()
     assert float(pixels.mean()) == pytest.approx(128 / 255, abs=5 * 0.2 / count**0.5)
     assert float(pixels.std()) == pytest.approx(0.2, abs=5 * 0.2 / (2 * count) ** 0.5)
+    # It belongs to an image's place, whatever the batches: neither 7 nor 40 is a whole number of blocks.
+    assert torch.equal(batches, torch.cat(list(noisy_batches(images, bayesian.data, 0.2, size=7, seed=0))))
+    later = torch.cat(list(noisy_batches(images[40:], bayesian.data, 0.2, size=9, seed=0, first=40)))
+    assert torch.equal(batches[40:], later)
 
 
 def test_the_same_call_gives_the_same(bayesian: Run, other: str, evaluation: Evaluation):

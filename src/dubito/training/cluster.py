@@ -39,7 +39,7 @@ LOOK = 0.5
 def train_on_ray(
     engine: RayEngine, config: TrainingConfig, out: str | os.PathLike[str], *, console: Console | None = None
 ) -> Run:
-    """Train into the new run folder `out` by all workers of the engine; one that dies costs the time since a checkpoint.
+    """Train into the new run folder `out` by all workers; one that dies costs the time since the last checkpoint.
 
     The run's configuration has as many nodes as there are workers, one process each.
     """
@@ -91,6 +91,7 @@ def _go_on(
             if attempt + 1 == ATTEMPTS:
                 died = f"A worker died {ATTEMPTS} times, perhaps for lack of memory"
                 raise RunError(f"{died}; what was trained so far is in {folder}.") from error
+            (console or Console()).print("A worker died; the others wait, and all go on from the last checkpoint.")
             if (folder / "config.yaml").exists():
                 work = partial(_resume, folder, accept_changes)
     raise AssertionError
