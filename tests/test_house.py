@@ -13,7 +13,10 @@ from benchmarks.import_graph import ImportGraph, circles
 import dubito
 
 ORDER = (
-    ("errors", "softplus", "files", "harmless", "progress", "linear_map", "memory", "limits", "class_names"),
+    (
+        *("errors", "softplus", "files", "harmless", "progress", "linear_map", "memory", "limits", "class_names"),
+        "foreign",
+    ),
     ("engines",),
     ("heads", "kernels"),
     ("noise",),

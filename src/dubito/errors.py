@@ -66,6 +66,9 @@ class DubitoWarning(UserWarning):
 
 Choice = TypeVar("Choice", bound=Enum)
 
+LONGEST = 200
+"""Characters that a sentence repeats of what was given."""
+
 
 def choose(kind: type[Choice], value: str | Choice, name: str) -> Choice:
     """The member of a str-enum that `value` names; an unknown one lists the valid ones.
@@ -88,10 +91,11 @@ def unknown(name: str, given: object, valid: Iterable[str]) -> str:
     >>> unknown("model", "lenet", ["lenet5", "vgg16"])
     "model is 'lenet', but must be one of 'lenet5', 'vgg16'; the nearest is 'lenet5'."
     """
-    names = list(valid)
-    nearest = get_close_matches(str(given), names, n=1, cutoff=0.75)
+    names, shown = list(valid), repr(given)
+    shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
+    nearest = get_close_matches(str(given)[:LONGEST], names, n=1, cutoff=0.75)
     hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
-    return f"{name} is {given!r}, but must be one of {', '.join(repr(v) for v in names)}{hint}."
+    return f"{name} is {shown}, but must be one of {', '.join(repr(v) for v in names)}{hint}."
 
 
 def not_a_tensor(outputs: object, who: str) -> str:

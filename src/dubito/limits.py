@@ -18,7 +18,8 @@ class FileLimits:
         max_image_bytes: memory to decode an image, by its format, width and height: 67 million pixels of a PNG.
         max_unpacked_bytes: what an archive (.npz, .gz) or pruned weights unpack to, unless the file itself is large:
         max_unpacked_ratio: ... then as many times the bytes of the file.
-        max_text_bytes: of a configuration, description or rule (YAML, JSON).
+        max_text_bytes: of a configuration, description or rule (YAML, JSON), and of the header of a file of tensors.
+        max_values: texts, numbers, lists and mappings in a YAML file.
         max_depth: lists and mappings inside each other, in the same.
         max_classes: classes of a network or data set.
     """
@@ -27,6 +28,7 @@ class FileLimits:
     max_unpacked_bytes: int = 2**28
     max_unpacked_ratio: int = 20
     max_text_bytes: int = 2**24
+    max_values: int = 100_000
     max_depth: int = 50
     max_classes: int = 30_000
 

@@ -98,7 +98,7 @@ def test_resuming_refuses_other_images(tmp_path: Path) -> None:
         ("channels: 1", "channels: x", r"config\.yaml is not a run's configuration .channels is 'x'"),
         ("channels: 1", "channels: 3", "channels is 3, with 1 means"),
         ("padding: 0", "padding: 40", "padding is 40"),
-        ("  mean:", "  meen:", "it lacks 'mean'"),
+        ("  mean:", "  meen:", "'mean' is missing"),
     ],
 )
 def test_a_description_of_data_that_makes_no_sense_is_refused(

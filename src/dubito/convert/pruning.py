@@ -9,6 +9,7 @@ On disk a pruned tensor is a bit for each weight and the values of those that ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from dubito.convert.copying import deep_copy
 from dubito.errors import OptionError, ShapeError
 from dubito.estimators import estimator
 from dubito.layers import BayesLayer, BayesLinear
+from dubito.limits import file_limits, variable
 from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors
 
@@ -183,6 +185,7 @@ def unpack(tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> dict[str
     True
     """
     whole = dict(tensors)
+    _require_bounded(tensors, shapes)
     for name, shape in shapes.items():
         size = torch.Size(shape)
         kept = _from_bits(whole.pop(name + KEPT), size.numel()).view(size)
@@ -196,6 +199,26 @@ def unpack(tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> dict[str
                 whole[f"{name}.{part}"] = torch.full(size, value, dtype=left.dtype).masked_scatter_(kept, left)
             break
     return whole
+
+
+def _require_bounded(tensors: Mapping[str, Tensor], shapes: Mapping[str, Any]) -> None:
+    """A ValueError if the shapes are none, or more memory than may be unpacked from these tensors."""
+    if not isinstance(shapes, Mapping):
+        raise ValueError(f"its pruned weights are a {type(shapes).__name__}")
+    total, widest = 0, max((tensor.element_size() for tensor in tensors.values()), default=0)
+    for name, shape in shapes.items():
+        bits = tensors[name + KEPT]
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"the shape of {name} makes no sense")
+        count = math.prod(shape)
+        if bits.dtype is not torch.uint8 or bits.shape != (-(-count // 8),):
+            raise ValueError(f"{name}{KEPT} is {bits.dtype} {tuple(bits.shape)} for {count} weights")
+        total += 2 * count * widest  # two values a weight
+    most = file_limits().unpacked(sum(tensor.nbytes for tensor in tensors.values()))
+    if total > most:
+        raise ValueError(
+            f"its pruned weights unpack to {total} bytes, but {most} are allowed, see {variable('max_unpacked_bytes')}"
+        )
 
 
 def _erased_values() -> list[dict[str, float]]:

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from dubito.errors import OptionError, unknown
+from dubito.foreign import read_yaml, reason_of
 
-__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "by_todays_names", "configure", "with_defaults"]
+__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "by_todays_names", "configure", "restore", "with_defaults"]
 
 
 def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
     return field(default=default, metadata={"help": help})
 
+
+LONGEST = {"class_weights": 10**6}
+"""Characters of a setting, where it may have more than others."""
+
+MOST_MEMBERS = 1000
 
 LARGEST_SEED = 2**62
 """Torch's generators take a little more, but sums of seeds must fit too."""
@@ -173,9 +180,11 @@ class TrainingConfig:
         for name in ("temperature", "warmup_epochs", "l2", "clip", "relative_std", "checkpoint_minutes"):
             if not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be finite.")
-        for name in ("seed", "split_seed"):
-            if getattr(self, name) > LARGEST_SEED:
-                raise OptionError(f"{name} is {getattr(self, name)}, but must be at most {LARGEST_SEED}.")
+        whole = [one.name for one in fields(self) if one.type == "int"]
+        at_most = {**dict.fromkeys(whole, LARGEST_SEED), "members": MOST_MEMBERS}
+        for name, most in at_most.items():
+            if getattr(self, name) > most:
+                raise OptionError(f"{name} is {getattr(self, name)}, but must be at most {most}.")
         if not 0 < self.validation_fraction < 1:
             raise OptionError(f"validation_fraction is {self.validation_fraction}, but must lie between 0 and 1.")
         if not 0 <= self.label_smoothing <= 1:
@@ -403,7 +412,22 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
             named = FINETUNE_OTHERWISE
     elif given.get("optimizer") == "natural":
         of_model = {**of_model, **NATURAL}
-    merged = {**named, **of_model, **begun, **given}
+    return _settled({**named, **of_model, **begun, **given})
+
+
+def restore(stored: Any) -> TrainingConfig:
+    """The settings of a run's own config.yaml: data that are complete in themselves, so no preset and no other file.
+
+    >>> restore({"epochs": 3}).epochs
+    3
+    """
+    if not isinstance(stored, Mapping):
+        raise OptionError(f"The settings are a {type(stored).__name__}, but must be `name: value` lines.")
+    return _settled(with_defaults(stored))
+
+
+def _settled(merged: dict[str, Any]) -> TrainingConfig:
+    """Settings of the right names and types, checked together."""
     known = {f.name: f for f in fields(TrainingConfig)}
     for name, value in merged.items():
         if name not in known:
@@ -463,31 +487,31 @@ def _checked(name: str, value: Any, annotation: str) -> Any:
     """`value` in the setting's type, or an error that names it."""
     if annotation.startswith("Literal"):
         choices = [choice.strip().strip("\"'") for choice in annotation[len("Literal[") : -1].split(",")]
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise OptionError(unknown(name, value, choices))
         return value
     kinds: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
     kind = kinds[annotation]
-    fits = isinstance(value, bool) if kind is bool else not isinstance(value, bool)
+    fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float, str))
     if kind is int and isinstance(value, float):
         fits = value.is_integer()
+    if kind is str and len(str(value)) > LONGEST.get(name, 10_000):
+        raise OptionError(f"{name} has {len(str(value))} characters, which is too long.")
     try:
         if fits:
             return kind(value)
-    except (TypeError, ValueError):
+    except (ValueError, OverflowError):
         pass
-    raise OptionError(f"{name} is {value!r}, but must be of type {annotation}.")
+    raise OptionError(f"{name} is {reprlib.repr(value)}, but must be of type {annotation}.")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError:
         raise OptionError(f"The configuration file {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(f"The configuration file {path} cannot be read: {' '.join(str(error).split())}.") from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"The configuration file {path} cannot be read: {reason_of(error)}.") from None
     if isinstance(content, dict) and isinstance(content.get("training"), dict):
         content = content["training"]  # a run's own config.yaml
     if not isinstance(content, dict):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from dubito.class_names import check_class_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["DataDescription"]
 
 LARGEST_SIZE = 4096
+LONGEST_NAME = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,18 @@ class DataDescription:
         64
         """
         given = {f.name: content[f.name] for f in fields(cls) if f.name in content or f.default is MISSING}
-        for name, kind in (("class_names", str), ("mean", float), ("std", float)):
-            given[name] = tuple(kind(value) for value in given[name])
+        given["class_names"] = check_class_names(_listed("class_names", given["class_names"]))
+        for name in ("mean", "std"):
+            given[name] = tuple(float(value) for value in _listed(name, given[name])[:4])
+            if not all(map(math.isfinite, given[name])) or (name == "std" and min(given[name], default=1.0) <= 0):
+                raise ValueError(f"{name} is {list(given[name])}")
+        if not isinstance(given["name"], str) or len(given["name"]) > LONGEST_NAME:
+            raise ValueError(f"name is of type {type(given['name']).__name__} or too long")
         from dubito.data.fitting import FITS
 
         size = given.setdefault("size", cls.size)
-        if given.setdefault("fit", cls.fit) not in FITS:
-            raise ValueError(f"fit is {given['fit']!r}")
+        if not isinstance(given.setdefault("fit", cls.fit), str) or given["fit"] not in FITS:
+            raise ValueError(f"fit is {reprlib.repr(given['fit'])}")
         ranges = {"channels": (1, 3), "size": (1, LARGEST_SIZE), "num_data": (0, math.inf)}
         for name, (least, most) in ranges.items():
             _check_whole(name, given[name], least, most)
@@ -87,4 +96,10 @@ class DataDescription:
 
 def _check_whole(name: str, value: Any, least: int, most: float) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r}")
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"{name} is of type {type(values).__name__}, but must be a list")
+    return list(values)

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import is_unfinished, refuse_existing, write_atomically
+from dubito.foreign import FAULTS, parse_json, read_json, read_tensors, read_text, read_yaml, reading, reason_of
 from dubito.harmless import to_csv
 from dubito.runs.claim import BEGINNING, Claim
-from dubito.runs.config import TrainingConfig, by_todays_names, configure
+from dubito.runs.config import TrainingConfig, restore
 from dubito.runs.description import DataDescription
 from dubito.runs.environment import environment
 
@@ -100,7 +101,7 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """What environment.json says of the machine that the training began on; empty if there is none."""
         try:
-            found = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            found = read_json(self.path / "environment.json")
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -108,16 +109,15 @@ class Run:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
         """The run in that folder."""
-        import yaml
-
         folder = Path(path)
         if not folder.is_dir():
             raise RunError(f"There is no run folder {folder}; give the folder that `dubito train --out` made.")
         file = folder / "config.yaml"
         try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            config = configure(**by_todays_names(content["training"]))
-            return cls(folder, config, DataDescription.of(content["data"]))
+            content = read_yaml(file)
+            if not isinstance(content, dict):
+                raise ValueError(f"it is a {type(content).__name__}")
+            return cls(folder, restore(content["training"]), DataDescription.of(content["data"]))
         except FileNotFoundError:
             names = [path.name for path in folder.iterdir()]
             if names and all(name in BEGINNING or is_unfinished(name) for name in names):
@@ -133,10 +133,8 @@ class Run:
             raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
-        except KeyError as error:
-            raise RunError(f"{file} is not a run's configuration: it lacks {error}.") from None
-        except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
-            raise RunError(f"{file} is not a run's configuration ({' '.join(str(error).split())}).") from None
+        except FAULTS as error:
+            raise RunError(f"{file} is not a run's configuration ({reason_of(error)}).") from None
 
     @property
     def is_ensemble(self) -> bool:
@@ -178,13 +176,12 @@ class Run:
         file = self.path / name
         if not file.exists():
             return []
-        try:
-            with file.open(newline="", encoding="utf-8") as lines:
-                return [
-                    {key: kinds.get(key, float)(value) for key, value in row.items()} for row in csv.DictReader(lines)
-                ]
-        except (ValueError, TypeError, csv.Error) as error:
-            raise RunError(f"{file} is damaged ({' '.join(str(error).split())}); restore it or remove it.") from None
+        with reading(file, "restore it or remove it"):
+            try:
+                rows = list(csv.DictReader(read_text(file).splitlines()))
+            except csv.Error as error:
+                raise ValueError(reason_of(error)) from None
+            return [{key: kinds.get(key, float)(value) for key, value in row.items()} for row in rows]
 
     def write_checkpoint(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         """Write tensors and notes (JSON) into one file `name`.safetensors."""
@@ -195,8 +192,6 @@ class Run:
 
     def read_checkpoint(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and notes of a checkpoint."""
-        from safetensors import SafetensorError, safe_open
-
         from dubito.convert.pruning import unpack
 
         file = self.path / f"{name}.safetensors"
@@ -206,13 +201,12 @@ class Run:
             raise RunError(f"The run {self.path} has no {file.name} yet; train it for an epoch first.")
         if not os.access(file, os.R_OK):
             raise RunError(f"{file} cannot be read: its permissions do not allow it.")
-        try:
-            with safe_open(file, framework="pt") as content:
-                notes = json.loads((content.metadata() or {})["notes"])
-                tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
-                return unpack(tensors, notes.get("pruned", {})), notes
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
-            raise RunError(f"{file} is damaged ({error}); restore it or train again.") from None
+        with reading(file, "restore it or train again"):
+            tensors, text = read_tensors(file)
+            notes = parse_json(text)
+            if not isinstance(notes, dict):
+                raise ValueError(f"its notes are a {type(notes).__name__}")
+            return unpack(tensors, notes.get("pruned", {})), notes
 
     def open_data(self, moved: str | None = None) -> DataSource:
         """The data set that the run was trained on, at the run's image size.
@@ -310,11 +304,8 @@ class Run:
         tensors, notes = self.read_checkpoint(VALIDATION)
         if any(notes[name] != kept for name, kept in calibration.origin.items() if name in notes):
             return None  # a kill came between the two files
-        try:
-            return Validation.of(tensors, notes["samples"], calibration)
-        except (KeyError, TypeError) as error:
-            file = self.path / f"{VALIDATION}.safetensors"
-            raise RunError(f"{file} is damaged ({error}); remove it: it is made again when needed.") from None
+        with reading(self.path / f"{VALIDATION}.safetensors", "remove it: it is made again when needed"):
+            return Validation.of(tensors, notes["samples"], calibration, self.data)
 
     def find_calibration(self) -> Calibration | None:
         """What calibration.json holds; None if there is none of the best weights and their novelty."""
@@ -323,11 +314,8 @@ class Run:
         file = self.path / CALIBRATION
         if not file.exists():
             return None
-        try:
-            found = Calibration.of(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise RunError(f"{file} is damaged ({reason}); remove it: it is made again when needed.") from None
+        with reading(file, "remove it: it is made again when needed"):
+            found = Calibration.of(read_json(file))
         return None if self.changed_since(found.origin) else found
 
     def write_validation(self, made: Validation) -> None:
@@ -385,12 +373,26 @@ class Run:
         weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
         network = self.skeleton()
         try:
-            network.load_state_dict(weights, assign=True)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            more = " ..." if len(reason) > 300 else ""
-            raise RunError(f"The weights in {self.path} do not fit its configuration: {reason[:300]}{more}") from None
+            network.load_state_dict(fitting(weights, network), assign=True)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"The weights in {self.path} do not fit its configuration: {reason_of(error)}.") from None
         return attach_data(network.requires_grad_(True).eval(), self.data)
+
+
+def fitting(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """The weights in the types that the network has; a ValueError if one is of another shape or kind, or not finite."""
+    own, fit = network.state_dict(), {}
+    for name, tensor in weights.items():
+        wanted = own.get(name, tensor)
+        if tensor.shape != wanted.shape:
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, but must have {tuple(wanted.shape)}")
+        floats = tensor.is_floating_point() and wanted.is_floating_point()
+        if tensor.dtype != wanted.dtype and not floats:
+            raise ValueError(f"{name} is {tensor.dtype}, but must be {wanted.dtype}")
+        fit[name] = tensor.to(wanted.dtype)
+        if floats and not bool(fit[name].isfinite().all()):
+            raise ValueError(f"{name} has values that are not finite")
+    return fit
 
 
 def _to_yaml(content: dict[str, Any]) -> str:

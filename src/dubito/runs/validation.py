@@ -10,15 +10,18 @@ novelty that they had; after further training, or once novelty was fitted again,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dubito.heads.split import Prediction
+from dubito.runs.description import DataDescription
 
-__all__ = ["Calibration", "Score", "Validation"]
+__all__ = ["Calibration", "Score", "Validation", "check_labels", "stored_prediction"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,37 @@ class Calibration:
     def of(cls, content: Mapping[str, Any]) -> Calibration:
         """From what the JSON file holds."""
         scores = {name: Score(score["auroc"], tuple(score["interval"])) for name, score in content["scores"].items()}
-        return cls(**{**content, "scores": scores})
+        made = cls(**{**content, "scores": scores})
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """A ValueError if a field makes no sense."""
+        shares = [
+            self.accuracy,
+            self.coverage,
+            *(v for one in self.scores.values() for v in (one.auroc, *one.interval)),
+        ]
+        numbers = [self.temperature, self.threshold, *(value for one in self.quantiles.values() for value in one)]
+        sound = {
+            "weights": isinstance(self.weights, str) and isinstance(self.novelty, str | None),
+            "images": all(_is_whole(value) for value in (self.images, self.samples, self.seed)),
+            "accuracy": all(value is None or (_is_number(value) and 0 <= value <= 1) for value in shares),
+            "scores": all(len(one.interval) == 2 for one in self.scores.values()),
+            "temperature": _is_number(self.temperature) and self.temperature > 0,
+            "quantiles": all(value is None or _is_number(value) for value in numbers) and all(self.quantiles.values()),
+        }
+        for name, holds in sound.items():
+            if not holds:
+                raise ValueError(f"{name} makes no sense")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +149,47 @@ class Validation:
         return own | {f"{_PREFIX}{name}": value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], samples: int, calibration: Calibration) -> Validation:
-        """From what the two files hold."""
-        values: dict[str, Any] = {
-            key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if key.startswith(_PREFIX)
-        }
+    def of(
+        cls, tensors: Mapping[str, Tensor], samples: Any, calibration: Calibration, data: DataDescription
+    ) -> Validation:
+        """From what the two files hold; a ValueError says what makes no sense."""
+        values = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if key.startswith(_PREFIX)}
+        prediction = stored_prediction(values, samples, len(data.class_names))
         own = {name: tensors[name] for name in _OWN}
-        return cls(Prediction(**values, samples=samples), **own, calibration=calibration)
+        check_labels(own["labels"], len(prediction), len(data.class_names))
+        check_labels(own["example_index"], len(own["examples"]), len(prediction))
+        shape = (len(own["examples"]), data.channels, data.size, data.size)
+        if own["examples"].dtype is not torch.uint8 or own["examples"].shape != shape:
+            raise ValueError(f"its examples are {own['examples'].dtype} {tuple(own['examples'].shape)}")
+        return cls(prediction, **own, calibration=calibration)
 
 
+def stored_prediction(tensors: Mapping[str, Tensor], samples: Any, classes: int) -> Prediction:
+    """A prediction from its tensors by their names; a ValueError if one is unknown, of another shape or not finite."""
+    images = len(tensors["probs"])
+    for name, tensor in tensors.items():
+        if name not in _PER_CLASS + _PER_IMAGE:
+            raise ValueError(f"it has the unknown tensor {name[:50]!r}")
+        shape = (images, classes) if name in _PER_CLASS else (images,)
+        if tensor.shape != shape or tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, but must be float32 {shape}")
+        # One draw or one pair leaves nothing to estimate the unbiased one from.
+        if not name.startswith("epistemic_unbiased") and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has values that are not finite")
+    if not images or not _is_whole(samples) or not samples:
+        raise ValueError(f"it is of {images} images and {samples!r} samples")
+    return Prediction(**tensors, samples=samples)  # type: ignore[arg-type]
+
+
+def check_labels(labels: Tensor, images: int, classes: int) -> None:
+    """A ValueError if the labels of so many images are not whole numbers below the number of classes."""
+    if labels.shape != (images,) or labels.dtype is not torch.int64:
+        raise ValueError(f"its labels are {labels.dtype} {tuple(labels.shape)}, but must be int64 ({images},)")
+    if images and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f"its labels must be 0 to {classes - 1}")
+
+
+_PER_CLASS = ("probs", "aleatoric_per_class", "epistemic_per_class", "epistemic_unbiased_per_class")
+_PER_IMAGE = ("entropy", "mutual_information", "novelty")
 _OWN = ("labels", "examples", "example_index")
 _PREFIX = "prediction/"
