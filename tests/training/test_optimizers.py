@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,110 @@ def test_a_consistent_state_of_another_shape_is_refused_too() -> None:
     optimizer = make_optimizer("adam", model)
     steps(model, optimizer, 1)
     optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(2)
-    with pytest.raises(RunError, match=r"exp_avg of parameter 0 has the shape \(2,\)"):
+    with pytest.raises(RunError, match=r"exp_avg of parameter 0 is torch.float32 \(2,\), not"):
         restore_state(make_optimizer("adam", model), model, *pack_state(optimizer, model))
+
+
+def first_tensor(optimizer: torch.optim.Optimizer) -> tuple[dict, str]:
+    """The state of the first parameter that has one, and the name of its first value that is no single number."""
+    state = next(values for values in optimizer.state.values() if values)
+    return state, next(name for name, value in state.items() if isinstance(value, Tensor) and value.dim())
+
+
+def set_state(optimizer: torch.optim.Optimizer, value: Callable[[Tensor], Tensor]) -> None:
+    state, name = first_tensor(optimizer)
+    state[name] = value(state[name])
+
+
+DAMAGES: dict[str, tuple[Callable[[torch.optim.Optimizer], object], str]] = {
+    "another shape": (lambda o: set_state(o, lambda t: t.flatten()[:-1].clone()), "not torch.float32"),
+    "no shape": (lambda o: set_state(o, lambda t: torch.tensor(1.0)), "not torch.float32"),
+    "another dtype": (lambda o: set_state(o, lambda t: t.double()), "is torch.float64"),
+    "not finite": (lambda o: set_state(o, lambda t: t * float("nan")), "not finite"),
+    "infinite": (lambda o: set_state(o, lambda t: t + float("inf")), "not finite"),
+    "another name": (lambda o: (lambda state, name: state.update(other=state.pop(name)))(*first_tensor(o)), "other"),
+    "a number for a tensor": (lambda o: (lambda state, name: state.update({name: 3}))(*first_tensor(o)), "is a int"),
+    "one parameter without": (lambda o: first_tensor(o)[0].clear(), "other values for parameter"),
+    "no state": (lambda o: o.state.clear(), "it has nothing for parameter"),
+    "a learning rate of NaN": (lambda o: o.param_groups[0].update(lr=float("nan")), "lr has values"),
+    "a learning rate of text": (lambda o: o.param_groups[0].update(lr="fast"), "lr is a str"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_that_would_crash_or_spoil_a_step_is_refused(name: str, damage: str) -> None:
+    change, words = DAMAGES[damage]
+    model = network()
+    optimizer = make_optimizer(name, model)
+    steps(model, optimizer, 1)
+    _, sound = pack_state(optimizer, model)
+    change(optimizer)
+    tensors, notes = pack_state(optimizer, model)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(RunError, match=words):
+        restore_state(make_optimizer(name, model), model, tensors, {**notes, "stateless": sound["stateless"]})
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "number"),
+    [("adam", "exp_avg_sq", -1.0), ("adam", "step", 0.0), ("natural", "initial_variance", 0.0)],
+)
+def test_what_is_divided_by_is_positive(name: str, value: str, number: float) -> None:
+    model = network()
+    optimizer = make_optimizer(name, model)
+    steps(model, optimizer, 1)
+    first_tensor(optimizer)[0][value].fill_(number)
+    with pytest.raises(RunError, match=f"{value} of parameter . has values that are too small"):
+        restore_state(make_optimizer(name, model), model, *pack_state(optimizer, model))
+
+
+def test_options_of_an_optimiser_are_those_of_the_settings() -> None:
+    model = network()
+    optimizer = make_optimizer("natural", model)
+    steps(model, optimizer, 3)
+    optimizer.param_groups[0].update(momentum=1.0, lr=0.25)
+    again = make_optimizer("natural", model)
+    restore_state(again, model, *pack_state(optimizer, model))
+    kept = again.param_groups[0]
+    assert (kept["momentum"], kept["lr"], kept["step"]) == (0.9, 0.25, 3)
+
+
+def test_a_parameter_without_a_gradient_needs_no_state() -> None:
+    model = network()
+    model.unused = nn.Parameter(torch.zeros(2))  # type: ignore[assignment]
+    optimizer = make_optimizer("adam", model)
+    steps(model, optimizer, 2)
+    restore_state(make_optimizer("adam", model), model, *pack_state(optimizer, model))
+
+
+NOTES: dict[str, Callable[[dict], object]] = {
+    "progress of a text": lambda notes: notes["progress"].update(epoch="1"),
+    "progress before the beginning": lambda notes: notes["progress"].update(batch=-1),
+    "progress of a list": lambda notes: notes.update(progress=[1]),
+    "an unknown sum": lambda notes: notes["sums"].update(more=1),
+    "rows of texts": lambda notes: notes.update(rows=["x"]),
+    "a row without a column": lambda notes: notes["rows"][0].pop("kl"),
+    "a row with a text": lambda notes: notes["rows"][0].update(kl="x"),
+    "no trace": lambda notes: notes.pop("trace"),
+    "a best of a text": lambda notes: notes.update(best="x"),
+    "settings of a list": lambda notes: notes.update(settings=[1]),
+    "optimiser of a list": lambda notes: notes.update(optimizer=[1]),
+    "no state": lambda notes: notes["optimizer"]["structure"]["dict"][0].__setitem__(1, {"dict": []}),
+}
+
+
+@pytest.mark.parametrize("damage", NOTES)
+def test_a_checkpoint_with_other_notes_is_not_resumed(damage: str, whole: Path, tmp_path: Path) -> None:
+    run = Run.open(whole)
+    again = Run(tmp_path / "run", replace(run.config, epochs=3), run.data)
+    again.create()
+    tensors, notes = run.read_checkpoint("last")
+    NOTES[damage](notes)
+    again.write_checkpoint("last", tensors, notes)
+    with pytest.raises(RunError, match=r"is damaged|does not fit this training"):
+        resume(again.path, console=quiet, accept_changes=damage != "settings of a list")
 
 
 def test_the_state_of_one_optimiser_is_not_given_to_another() -> None:

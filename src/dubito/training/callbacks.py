@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from types import FrameType
@@ -17,9 +18,10 @@ from rich.console import Console
 from torch import nn
 
 from dubito.errors import DubitoError, RunError
+from dubito.foreign import reading
 from dubito.layers import BayesLayer
 from dubito.progress import Advance, progress_bar
-from dubito.runs.run import NETWORK, Run
+from dubito.runs.run import NETWORK, Run, fitting
 from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
 from dubito.training.optimizer_state import pack_state, restore_state
@@ -54,11 +56,16 @@ class RunKeeper(pl.Callback):
         if "optimizer" not in notes:
             raise RunError(f"{self.run.path} was trained by an earlier version and cannot be continued; train again.")
         weights = {k.removeprefix(NETWORK): t for k, t in tensors.items() if k.startswith(NETWORK)}
-        module.network.load_state_dict(weights)
-        module.start = Position(**notes["progress"])
-        for name, value in notes["sums"].items():
-            setattr(module.sums, name, value)
-        self.rows, self.trace, self.best = notes["rows"], notes["trace"], notes["best"]
+        with reading(self.run.path / "last.safetensors", "restore it or train again"):
+            module.network.load_state_dict(fitting(weights, module.network))
+            module.start = Position(**_numbers(notes["progress"], whole=True))
+            for name, value in _numbers(notes["sums"]).items():
+                if not hasattr(module.sums, name):
+                    raise ValueError(f"its sums have {name[:50]!r}")
+                setattr(module.sums, name, value)
+            self.best = _numbers({"best": notes["best"]})["best"]
+            self.rows = _table(notes["rows"], {name for name, *_ in Display.COLUMNS})
+            self.trace = _table(notes["trace"], {"epoch", "layer", "index", "mean", "std"}, {"layer"})
         self._write_tables()  # a kill may have come between the checkpoint and these files
         self._resumed = tensors, notes["optimizer"]
         return module.start
@@ -157,6 +164,28 @@ def _one_weight_per_layer(network: nn.Module, epoch: int) -> list[dict[str, Any]
             mean, std = (t.detach().reshape(-1)[index].item() for t in (layer.weight_mean, layer.weight_std))
             found.append({"epoch": epoch, "layer": name, "index": index, "mean": mean, "std": std})
     return found
+
+
+def _numbers(values: Any, *, whole: bool = False) -> dict[str, Any]:
+    """A dictionary of numbers, or of whole ones that count something; else a ValueError."""
+    for name, value in values.items():
+        is_count = type(value) is int and 0 <= value < 2**31
+        if not is_count and (whole or not isinstance(value, float)):
+            raise ValueError(f"{name[:50]} is {reprlib.repr(value)}")
+    return dict(values)
+
+
+def _table(rows: Any, columns: set[str], texts: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Rows that have at least these columns, all the same, and numbers where they have no texts; else a ValueError."""
+    if not isinstance(rows, list):
+        raise ValueError(f"a table is a {type(rows).__name__}")
+    for row in rows:
+        if not columns <= row.keys() or row.keys() != rows[0].keys():
+            raise ValueError("a row of its tables has other columns")
+        if not all(isinstance(row[name], str) for name in texts):
+            raise ValueError("a row of its tables has numbers for texts")
+        _numbers({name: value for name, value in row.items() if name not in texts})
+    return rows
 
 
 def _weights(module: Classifier) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import reprlib
 import shutil
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, un
 from dubito.evaluation.familiarity import fit_novelty, run_novelty
 from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
+from dubito.foreign import reading
 from dubito.heads import balanced_class_weights
 from dubito.models.building import set_relative_std
 from dubito.models.initialization import initialize
@@ -135,13 +137,14 @@ def _require_unchanged(run: Run) -> None:
     """Refuse a configuration that is not the one that the last checkpoint was trained with."""
     if not run.has_checkpoint("last"):
         return
-    trained = run.read_checkpoint("last")[1].get("settings", {})
-    changes = [
-        f"{name} is {now[name]!r}, but was {before[name]!r}"
-        for now, before in ((part, trained.get(title, {})) for title, part in run.settings().items())
-        for name in now
-        if name in before and before[name] != now[name]
-    ]
+    with reading(run.path / "last.safetensors", "restore it or train again"):
+        trained = run.read_checkpoint("last")[1].get("settings", {})
+        changes = [
+            f"{name} is {reprlib.repr(now[name])}, but was {reprlib.repr(before[name])}"
+            for now, before in ((part, trained.get(title, {})) for title, part in run.settings().items())
+            for name in now
+            if name in before and before[name] != now[name]
+        ]
     if changes:
         raise RunError(
             f"{run.path / 'config.yaml'} was edited since the run was trained so far ({'; '.join(changes)}): put it "
