@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 
-__all__ = ["KINDS", "form", "images", "make", "photograph"]
+__all__ = ["KINDS", "form", "images", "large_picture", "make", "photograph"]
 
 WORDS = (
     "",
@@ -104,6 +104,17 @@ def photograph() -> bytes:
 
     file = io.BytesIO()
     Image.linear_gradient("L").resize((2000, 1500)).convert("RGBA").save(file, "PNG")
+    return file.getvalue()
+
+
+@lru_cache(maxsize=2)
+def large_picture(largest: bool) -> bytes:
+    """About as large a picture as a server reads (22 million pixels in 97 kB), or one of half as many pixels."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    side = 4690 if largest else 3300
+    Image.new("RGBA", (side, side), (9, 9, 9, 200)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -226,5 +237,5 @@ KINDS: dict[str, Callable[[Random], list[bytes]]] = {
 
 
 def make(kind: str, chance: Random) -> list[bytes]:
-    """A request of this kind, in the pieces in which it is sent."""
-    return [piece for piece in KINDS[kind](chance) if piece]
+    """A request of this kind, in the pieces in which it is sent: of nothing at all it would be no request."""
+    return [piece for piece in KINDS[kind](chance) if piece] or [b"\0"]

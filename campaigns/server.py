@@ -1,7 +1,9 @@
 """Requests from strangers against a real server on this machine: fuzzed ones, crowds, stops under load, and a soak.
 
+Memory is measured in a pause: before, when every kind of image has been read once, and afterwards.
+
 python -m campaigns.server                 20,000 requests, 3,000 under SIGTERM, a soak of 10 minutes
-python -m campaigns.server --requests 200 --stops 1 --soak-minutes 0.1 --crowd 40
+python -m campaigns.server --requests 200 --stops 1 --soak-minutes 0.1 --crowd 40 --deaf 5 --uploads 6
 """
 
 from __future__ import annotations
@@ -10,30 +12,36 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from campaigns.campaign import Deadline, Tally, chance, options
-from campaigns.requests import KINDS, form, images, make, photograph
+from campaigns.crowd import CROWDS, Crowd, Guest
+from campaigns.requests import KINDS, form, images, large_picture, make, photograph
 
-GOOD = ("answered", "refused", "busy", "turned away")
-BAD = ("failed", "lost", "shut out", "grown")
+GOOD = ("answered", "refused", "busy", "turned away", "ended")
+BAD = ("failed", "lost", "shut out", "grown", "held")
 PATIENCE = 120.0
 """Seconds after which a request that has no answer counts as lost."""
 GROWTH = 1.1
 """Memory afterwards, as a multiple of that before, that counts as the same."""
-NEIGHBOUR = "127.0.0.2"
-"""Another address of this machine: another client."""
+PEAK = 1000
+"""Megabytes that a server may take at most."""
+PAUSE = 3.0
+"""Seconds without requests before memory is measured."""
+TIMEOUT, MARGIN = 5, 10
+"""Seconds that crowds are given by the server, and those after which they count as held beyond these."""
+NEIGHBOUR, STRANGER = "127.0.0.2", "127.0.0.3"
+"""Other addresses of this machine: other clients."""
 
 
 @dataclass
@@ -96,6 +104,7 @@ class Caller:
         self._place = server.place
         self._own = (address, 0) if address else None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._body = b""
 
     async def ask(self, *pieces: bytes, pause: float = 0.0) -> str:
         """The outcome of a request."""
@@ -106,6 +115,12 @@ class Caller:
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             self.close()
             return "lost"
+
+    async def metric(self, name: str) -> int:
+        """A number that the server tells of itself."""
+        await self.ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        found = re.search(rf"(?m)^{name} (\S+)", self._body.decode())
+        return int(float(found[1])) if found else 0
 
     def close(self) -> None:
         """End the connection."""
@@ -128,7 +143,7 @@ class Caller:
             head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: *(\d+)", head)
         asked_for_head = pieces[0].startswith(b"HEAD")
-        await reader.readexactly(0 if asked_for_head or length is None else int(length[1]))
+        self._body = await reader.readexactly(0 if asked_for_head or length is None else int(length[1]))
         if re.search(rb"(?i)connection: *close", head):
             self.close()
         return _outcome(int(head.split(b" ", 2)[1]))
@@ -163,55 +178,44 @@ async def fuzz(server: Server, given: Namespace, tally: Tally, deadline: Deadlin
     await share(2 * given.callers, call)
 
 
-async def crowd(server: Server, given: Namespace, tally: Tally) -> None:
-    """Slow bodies, idle connections and readers that never read; others ask meanwhile."""
-    await _crowd_of(server, "slow bodies", given, tally, _slow)
-    await _crowd_of(server, "idle connections", given, tally, _idle)
-    await _crowd_of(server, "never reading", given, tally, _deaf)
-
-
-async def _idle(writer: asyncio.StreamWriter) -> None:
-    await asyncio.Event().wait()
-
-
-async def _slow(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")
-    while True:
-        writer.write(b"{")
-        await asyncio.sleep(1)
-
-
-async def _deaf(writer: asyncio.StreamWriter) -> None:
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    writer.write(b"GET /static/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
-    await asyncio.Event().wait()
-
-
-async def _crowd_of(
-    server: Server, kind: str, given: Namespace, tally: Tally, behave: Callable[[asyncio.StreamWriter], Awaitable[None]]
-) -> None:
-    async def disturb() -> None:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(*server.place)
-            try:
-                await behave(writer)
-            finally:
-                writer.transport.abort()
-
-    disturbers = [
-        asyncio.create_task(disturb()) for _ in range(given.crowd if behave is not _deaf else given.crowd // 4)
-    ]
-    await asyncio.sleep(3)
+async def crowd(server: Server, crowd: Crowd, count: int, tally: Tally) -> None:
+    """A crowd disturbs, others ask meanwhile and are answered, and the server ends every connection of the crowd."""
+    guests = [Guest(crowd, server.place, STRANGER) for _ in range(count)]
+    if not crowd.reads:
+        await _until_held(server, count)
     for number in range(50):
-        caller = Caller(server, NEIGHBOUR if number % 2 else None)
-        outcome = await caller.ask(form([images()[0]], {}))
-        tally.add(f"beside {kind}", "answered" if outcome == "answered" else "shut out", {"outcome": outcome})
-    if behave is _deaf:
-        return  # they stay until the server has stopped
-    for task in disturbers:
-        task.cancel()
-    await asyncio.gather(*disturbers, return_exceptions=True)
+        if number % 10 == 0:
+            _go_on(guests)
+        outcome = await Caller(server, NEIGHBOUR if number % 2 else None).ask(form([images()[0]], {}))
+        tally.add(f"beside {crowd.kind}", "answered" if outcome == "answered" else "shut out", {"outcome": outcome})
+    until = Deadline((TIMEOUT + MARGIN) / 60)
+    while not until.over and not all(guest.ended for guest in guests):
+        await asyncio.sleep(1)
+        _go_on(guests)
+    for guest in guests:
+        tally.add(crowd.kind, "ended" if guest.ended else "held")
+        guest.close()
+
+
+def _go_on(guests: Sequence[Guest]) -> None:
+    for guest in guests:
+        guest.go_on()
+
+
+async def _until_held(server: Server, count: int) -> int:
+    """Wait until the server holds answers for most of `count` clients that never read; how many it held at most."""
+    held, until = 0, Deadline(1)
+    while held < 0.9 * count and not until.over:
+        await asyncio.sleep(0.1)
+        held = max(held, await Caller(server).metric("dubito_requests_in_work"))
+    return held
+
+
+async def uploads(server: Server, count: int, tally: Tally) -> None:
+    """Small files that decode to large pictures, all at once."""
+    files = [form([large_picture(number % 2 == 0)], {}) for number in range(count)]
+    for outcome in await asyncio.gather(*(Caller(server).ask(file) for file in files)):
+        tally.add("large uploads", outcome if outcome != "refused" else "shut out", {"outcome": outcome})
 
 
 async def stop_under_load(server: Server, given: Namespace, tally: Tally) -> None:
@@ -252,27 +256,28 @@ async def soak(server: Server, given: Namespace, tally: Tally, deadline: Deadlin
 
 
 def weigh(server: Server, kind: str, before: float, tally: Tally) -> dict[str, float]:
-    """Compare memory now with that before; a server gives back within a second or two."""
-    time.sleep(3)
+    """Compare memory now with that before; a server gives back once it has not been asked for a second."""
+    time.sleep(PAUSE)
     found = {
         "before_mb": round(before, 1),
         "after_mb": round(server.memory(), 1),
         "peak_mb": round(server.memory("VmHWM"), 1),
     }
-    tally.add(f"memory after {kind}", "answered" if found["after_mb"] <= GROWTH * before else "grown", found)
+    print(f"memory after {kind}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+    fine = found["after_mb"] <= GROWTH * before and found["peak_mb"] <= PEAK
+    tally.add(f"memory after {kind}", "answered" if fine else "grown", found)
     return found
 
 
 def warm(server: Server) -> float:
-    """Megabytes of a server that has answered what it will be asked."""
+    """Megabytes of a server that has read every kind of image once, and a photograph, and then has had a pause."""
 
     async def ask() -> None:
-        for file in (*images(), *[photograph()] * 4) * 3:
-            for fields in ({"samples": "5", "per_class": "true"}, {}):
-                await Caller(server).ask(form([file], fields))
+        for file in (*images(), photograph()):
+            await Caller(server).ask(form([file], {"samples": "5", "per_class": "true"}))
 
     asyncio.run(ask())
-    time.sleep(3)
+    time.sleep(PAUSE)
     return server.memory()
 
 
@@ -287,14 +292,23 @@ def campaign(given: Namespace) -> int:
             before = warm(server)
             asyncio.run(fuzz(server, given, tally, deadline))
             more["fuzz"] = weigh(server, "fuzzing", before, tally)
-            tally.print()
+        tally.print()
+        with serving(run) as server:
+            before = warm(server)
+            asyncio.run(uploads(server, given.uploads, tally))
+            more["uploads"] = weigh(server, "large uploads", before, tally)
         for _ in range(given.stops):
             with serving(run) as server:
                 asyncio.run(stop_under_load(server, given, tally))
                 server.process.wait(PATIENCE)
                 _check_end(server, "under SIGTERM", tally)
-        with serving(run) as server:
-            more["crowd"] = _crowd_and_stop(server, given, tally)
+        limits = [part for name in ("body", "idle", "write") for part in (f"--{name}-timeout", TIMEOUT)]
+        with serving(run, *limits) as server:
+            before = warm(server)
+            for each in CROWDS:
+                asyncio.run(crowd(server, each, given.crowd if each.reads else given.deaf, tally))
+            more["crowds"] = weigh(server, "crowds", before, tally)
+            more["stop"] = stop_unread(server, given.deaf, tally)
         tally.print()
         with serving(run) as server:
             before = warm(server)
@@ -305,17 +319,19 @@ def campaign(given: Namespace) -> int:
     return tally.finish(given, deadline, **more)
 
 
-def _crowd_and_stop(server: Server, given: Namespace, tally: Tally) -> dict[str, float]:
-    """The crowds, and how long readers that never read keep the server from stopping."""
-
-    async def both() -> float:
-        await crowd(server, given, tally)
-        return await asyncio.get_running_loop().run_in_executor(None, server.stop)
-
-    seconds = asyncio.run(both())
+def stop_unread(server: Server, count: int, tally: Tally) -> dict[str, float]:
+    """SIGTERM while clients do not read their answers: they hold the server no longer than it promises."""
+    guests = [Guest(CROWDS[-1], server.place, STRANGER) for _ in range(count)]
+    held = asyncio.run(_until_held(server, count))
+    seconds = server.stop()
+    found = {"unread": held, "seconds": round(seconds, 1)}
+    told = "clients did not read the answer in time" in "".join(server.printed)
+    fine = held and told and seconds < TIMEOUT + MARGIN
+    tally.add("SIGTERM, never reading", "ended" if fine else "held", {**found, "told": told})
     _check_end(server, "never reading", tally)
-    print("".join(server.printed[-1:]), end="")
-    return {"stop_seconds": round(seconds, 1)}
+    for guest in guests:
+        guest.close()
+    return found
 
 
 def _check_end(server: Server, kind: str, tally: Tally) -> None:
@@ -338,7 +354,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, help="run folder to serve; else a small one is trained")
     parser.add_argument("--requests", type=int, default=20_000, help="fuzzed requests")
     parser.add_argument("--callers", type=int, default=32, help="callers at once")
-    parser.add_argument("--crowd", type=int, default=1000, help="slow and idle connections; a quarter never reads")
+    parser.add_argument("--crowd", type=int, default=1000, help="slow bodies, and idle connections")
+    parser.add_argument("--deaf", type=int, default=50, help="clients that never read")
+    parser.add_argument("--uploads", type=int, default=60, help="small files of large pictures, at once")
     parser.add_argument("--stops", type=int, default=3, help="servers that are stopped under load")
     parser.add_argument("--stop-requests", type=int, default=1000, help="requests to each of them")
     parser.add_argument("--soak-minutes", type=float, default=10, help="minutes of the soak")

@@ -207,6 +207,9 @@ def test_neither_slow_nor_idle_nor_deaf_clients_shut_others_out_or_keep_the_serv
             time.sleep(0.05)
         os.kill(served.process.pid, signal.SIGTERM)
         assert served.process.wait(60) == 0
+        for opened in deaf:
+            with pytest.raises(ConnectionResetError):
+                everything(opened)
         for opened in (*crowd, *deaf):
             opened.close()
     assert "all accepted requests have been answered, but 3 of their clients did not read the answer" in served.log()

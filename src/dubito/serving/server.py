@@ -308,7 +308,11 @@ class _Protocol(H11Protocol):
             self.traffic.let_go(self.address)
 
     def _give_up_answer(self) -> None:
+        """Reset the connection: otherwise the system would keep the answer until the client reads."""
         self.traffic.given_up += 1
+        with contextlib.suppress(OSError):
+            at_once = struct.pack("ii", 1, 0)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self.transport.abort()  # close would wait until the client reads
 
     def send_400_response(self, msg: str) -> None:
