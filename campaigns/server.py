@@ -36,6 +36,8 @@ GROWTH = 1.1
 """Memory afterwards, as a multiple of that before, that counts as the same."""
 PEAK = 1000
 """Megabytes that a server may take at most."""
+BYSTANDERS = 50
+"""Requests beside each crowd."""
 PAUSE = 3.0
 """Seconds without requests before memory is measured."""
 TIMEOUT, MARGIN = 5, 10
@@ -183,7 +185,7 @@ async def crowd(server: Server, crowd: Crowd, count: int, tally: Tally) -> None:
     guests = [Guest(crowd, server.place, STRANGER) for _ in range(count)]
     if not crowd.reads:
         await _until_held(server, count)
-    for number in range(50):
+    for number in range(BYSTANDERS):
         if number % 10 == 0:
             _go_on(guests)
         outcome = await Caller(server, NEIGHBOUR if number % 2 else None).ask(form([images()[0]], {}))

@@ -2,26 +2,33 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
+from dubito.serving import running  # noqa: E402
+from dubito.serving.limits import Limits  # noqa: E402
+from dubito.serving.server import _Server  # noqa: E402
+
 
 @dataclass
 class Served:
     """A server process, and a client of it."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None
     url: str
     printed: list[str] = field(default_factory=list)
 
@@ -84,6 +91,55 @@ def serving(run: Path, *options: object, environment: dict[str, str] | None = No
         reader.join(5)
 
 
+@dataclass
+class ServedHere(Served):
+    """A server in a thread of this process."""
+
+    server: Any = None
+    thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        """What SIGTERM does; then wait for the end."""
+        self.server.handle_exit(signal.SIGTERM, None)
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def serving_here(run: Path, **limits: Any) -> Iterator[ServedHere]:
+    """A server in a thread of this process, which starts sooner; its signals are the test's."""
+    served, ready = ServedHere(None, ""), threading.Event()
+
+    def say(text: str, *, err: bool = False) -> None:
+        served.printed.append(text + "\n")
+        if " at http://" in text:
+            served.url = text.rpartition(" at ")[2]
+        if "Ctrl-C stops" in text:
+            ready.set()
+
+    @contextmanager
+    def no_signals(server: Any) -> Iterator[None]:
+        served.server = server
+        yield
+
+    def work() -> None:
+        try:
+            running.serve(run, port=0, limits=Limits(**limits))
+        finally:
+            ready.set()
+
+    served.thread = threading.Thread(target=work, daemon=True)
+    with mock.patch.object(running, "say", say), mock.patch.object(_Server, "capture_signals", no_signals):
+        served.thread.start()
+        ready.wait()
+        assert served.url, served.log()
+        try:
+            yield served
+        finally:
+            if served.thread.is_alive():
+                served.stop()
+
+
 @pytest.fixture(scope="session")
 def served_run(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the trained run, as servers write their validation statistics into it."""
@@ -105,6 +161,12 @@ def start(served_run: Path) -> Callable[..., Any]:
         return serving(run, *options, **settings)
 
     return begin
+
+
+@pytest.fixture(scope="session")
+def start_here(served_run: Path) -> Callable[..., Any]:
+    """Starts another server of the same run in a thread, with limits."""
+    return partial(serving_here, served_run)
 
 
 @pytest.fixture(scope="session")

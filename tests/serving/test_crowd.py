@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -186,10 +184,9 @@ def everything(opened: socket.socket) -> bytes:
 
 
 def test_neither_slow_nor_idle_nor_deaf_clients_shut_others_out_or_keep_the_server_from_stopping(
-    start, digit_images
+    start_here, digit_images
 ) -> None:
-    options = ("--max-requests", 4, "--max-connections", 12, "--client-share", 1, "--write-timeout", 1)
-    with start(*options) as served:
+    with start_here(max_requests=4, max_connections=12, client_share=1, write_timeout=1) as served:
         crowd = [connect(served) for _ in range(11)]
         for opened in crowd[:6]:
             opened.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
@@ -205,8 +202,7 @@ def test_neither_slow_nor_idle_nor_deaf_clients_shut_others_out_or_keep_the_serv
             opened.sendall(b"GET /static/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
         while served.metric("dubito_requests_in_work") < 3:
             time.sleep(0.05)
-        os.kill(served.process.pid, signal.SIGTERM)
-        assert served.process.wait(60) == 0
+        served.stop()
         for opened in deaf:
             with pytest.raises(ConnectionResetError):
                 everything(opened)
