@@ -80,11 +80,13 @@ def test_tensors_have_a_bounded_header(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_goes_wrong_with_a_content_names_the_file() -> None:
     from dubito.errors import DataError, OptionError, RunError
 
-    for error in (KeyError("a"), TypeError("b"), ZeroDivisionError(), RecursionError(), OptionError("c.")):
+    for error in (KeyError("a"), TypeError("b"), ZeroDivisionError(), RecursionError()):
         sentence = r"^x\.json is damaged \(.+\); make it again\.$"
         with pytest.raises(RunError, match=sentence), reading("x.json", "make it again"):
             raise error
     with pytest.raises(DataError), reading("x.json", "make it again", DataError):
         raise ValueError
+    with pytest.raises(OptionError, match=r"^a sentence$"), reading("x.json", "make it again"):
+        raise OptionError("a sentence")
     with pytest.raises(KeyboardInterrupt), reading("x.json", "make it again"):
         raise KeyboardInterrupt

@@ -40,10 +40,8 @@ def reading(file: object, advice: str, kind: type[DubitoError] = RunError) -> It
     """
     try:
         yield
-    except DubitoError as error:
-        if str(file) in str(error):
-            raise
-        raise kind(f"{file} is damaged ({reason_of(error)}); {advice}.") from error
+    except DubitoError:
+        raise
     except FAULTS as error:
         raise kind(f"{file} is damaged ({reason_of(error)}); {advice}.") from error
 

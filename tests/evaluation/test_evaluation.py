@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from evaluation_runs import make_run
+from safetensors.torch import load_file, save_file
 
 import dubito
 from dubito.data import load, normalize, open_dataset, split_validation
-from dubito.errors import DataError, DubitoWarning, OptionError, RunError, ShapeError
+from dubito.errors import DataError, DubitoError, DubitoWarning, OptionError, RunError, ShapeError
 from dubito.evaluation import Evaluated, Evaluation, evaluate, metrics
 from dubito.evaluation.evaluating import _facts
 from dubito.evaluation.noise import noisy_batches
@@ -215,6 +216,33 @@ def test_damaged_and_half_written_evaluations_are_one_sentence(evaluation: Evalu
     tensors.unlink()
     with pytest.raises(RunError, match="damaged"):
         Evaluation.load(tmp_path)
+
+
+CHANGES = {
+    "a checkpoint elsewhere": lambda content, tensors: content["metrics"]["settings"].update(checkpoint="../x/best"),
+    "no settings": lambda content, tensors: content["metrics"].pop("settings"),
+    "runs of numbers": lambda content, tensors: content.update(runs=[3]),
+    "parts of a list": lambda content, tensors: content.update(parts=[]),
+    "samples of a text": lambda content, tensors: content["parts"]["test"].update(samples="3"),
+    "members of a text": lambda content, tensors: content["parts"]["test"].update(members="x"),
+    "noise of numbers": lambda content, tensors: content.update(noise=[3]),
+    "a class twice": lambda content, tensors: content.update(class_names=["0"] * 10),
+    "labels beyond the classes": lambda content, tensors: tensors["test/labels"].add_(10),
+    "draws of NaN": lambda content, tensors: tensors["test/draws"].fill_(float("nan")),
+    "probabilities of other classes": lambda content, tensors: tensors.update({"test/probs": torch.zeros(3, 4)}),
+    "no tensor": lambda content, tensors: tensors.pop("test/entropy"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_evaluation_of_somebody_else_is_checked(change: str, evaluation: Evaluation, tmp_path: Path):
+    evaluation.save(tmp_path)
+    file = tmp_path / "evaluation.safetensors"
+    content, tensors = json.loads((tmp_path / "evaluation.json").read_text()), load_file(file)
+    CHANGES[change](content, tensors)
+    save_file(tensors, file, {"json": json.dumps(content)})
+    with pytest.raises(DubitoError):
+        Evaluation.load(tmp_path, images=False)
 
 
 def test_pooling_is_the_decomposition_of_all_draws():

@@ -20,9 +20,9 @@ from dubito.runs.run import Run
 
 def edit(run: Path, part: str, **values: Any) -> None:
     """Change settings or the description in config.yaml."""
-    content = yaml.safe_load((run / "config.yaml").read_text())
+    content = yaml.load((run / "config.yaml").read_text(), yaml.CSafeLoader)
     content[part].update(values)
-    (run / "config.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    (run / "config.yaml").write_text(yaml.dump(content, Dumper=yaml.CSafeDumper))
 
 
 def edit_json(file: Path, **values: Any) -> None:
@@ -226,3 +226,114 @@ def test_many_class_names_take_no_time(own_run: Path) -> None:
     assert len(Run.open(own_run).data.class_names) == 30_000
     with pytest.raises(RunError, match="has the shape"):
         Run.open(own_run).load()
+
+
+def test_a_network_of_hugging_face_is_described_in_the_run(own_run: Path, tmp_path: Path) -> None:
+    """Neither a folder elsewhere nor the hub is looked at."""
+    edit(own_run, "training", model=f"hf:{tmp_path}")
+    refused(lambda: Run.open(own_run).load(), "has no network.json")
+    for content in ("[]", "{", '{"model_type": 3}', "[" * 10_000, '{"model_type": "vit", "hidden_size": "large"}'):
+        (own_run / "network.json").write_text(content)
+        refused(lambda: Run.open(own_run).load(), "hf:")
+
+
+def test_a_configuration_fetches_no_code_and_no_weights() -> None:
+    from dubito.models.hugging_face import _harmless
+
+    content = {"hidden_size": 8, "attn_implementation": "someone/kernel", "inner": [{"auto_map": {}, "a": 1}]}
+    assert _harmless(content) == {"hidden_size": 8, "inner": [{"a": 1}]}
+
+
+@pytest.fixture
+def saved(own_run: Path, tmp_path: Path) -> Path:
+    """A folder that dubito.save made."""
+    return dubito.save(dubito.load(own_run), tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"built_as": {"name": "lenet5", "init": "/etc/passwd"}}, "another file"),
+        ({"built_as": {"name": "hf:/etc"}}, "another file"),
+        ({"built_as": {"name": 3}}, "is damaged"),
+        ({"built_as": []}, "is damaged"),
+        ({"built_as": {"name": "lenet5", "num_classes": 10**12}}, "cannot be loaded"),
+        ({"structure": []}, "is damaged"),
+        ({"tensors": {"tied": [], "pruned": {}}}, "is damaged"),
+        ({"tensors": {"tied": {}, "pruned": {"a": [10**12]}}}, "is damaged"),
+        ({"data": {"class_names": ["a", "a"]}}, "is damaged"),
+        ({"members": 3}, "is damaged"),
+        ({"members": [{"name": []}]}, "is damaged"),
+        ({"version": "9" * 4000}, "saved in version"),
+        ({"format": []}, "does not describe"),
+    ],
+)
+def test_a_saved_network_is_complete_in_itself(values: dict[str, Any], words: str, saved: Path) -> None:
+    edit_json(saved / "network.json", **values)
+    refused(lambda: dubito.load(saved), words)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 10_000, "[]", "\x00", "3"])
+def test_a_description_of_a_saved_network_that_is_none_is_refused(text: str, saved: Path) -> None:
+    (saved / "network.json").write_text(text)
+    refused(lambda: dubito.load(saved), "network.json")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_a_saved_network_has_floating_point_weights(dtype: torch.dtype, saved: Path) -> None:
+    file = saved / "network.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(".mean"))
+    save_file({**tensors, name: torch.zeros(tensors[name].shape).to(dtype)}, file)
+    refused(lambda: dubito.load(saved), name, str(dtype))
+    save_file({**tensors, name: tensors[name] * float("nan")}, file)
+    refused(lambda: dubito.load(saved), name, "not finite")
+
+
+@pytest.mark.parametrize(
+    ("change", "notes"),
+    [
+        ({"held_out": torch.zeros(0)}, {}),
+        ({"held_out": torch.full((5,), float("nan"))}, {}),
+        ({"held_out": torch.zeros(5, dtype=torch.int64)}, {}),
+        ({"held_out": torch.zeros(5, 5)}, {}),
+        ({}, {"score": "magic"}),
+        ({}, {"score": []}),
+        ({}, {"layers": [{"module": "", "side": "output", "cells": -1}]}),
+        ({}, {"layers": [{"module": "", "side": ["output"]}]}),
+        ({}, {"layers": [{"module": "nowhere", "side": "output"}]}),
+        ({}, {"layers": 3}),
+        ({}, {"layers": []}),
+        ({}, {"trial": [{"score": "neighbours"}]}),
+        ({}, {"trial": 3}),
+        ({}, {"notes": 3}),
+        ({"score.reference0": torch.zeros(3, 3)}, {}),
+        ({"score.reference0": torch.zeros(0, 84)}, {}),
+        ({"score.reference0": torch.zeros(9)}, {}),
+    ],
+)
+def test_a_novelty_that_does_not_fit_is_refused(change: dict[str, Any], notes: dict[str, Any], own_run: Path) -> None:
+    file = own_run / "novelty.safetensors"
+    kept = json.loads(read_tensors(file)[1])
+    tensors = {**load_file(file), **change}
+    if any(name.startswith("score.") for name in change):
+        kept["score"] = "neighbours"
+        tensors |= {"score.centre": torch.zeros(1), "score.spread": torch.ones(1)}
+    kept["notes"]["weights"] = Run.open(own_run).fingerprint()
+    save_file(tensors, file, {"notes": json.dumps({**kept, **notes})})
+    if notes.get("layers") == [] and kept["score"] == "entropy":
+        pytest.skip("entropy needs no layers")
+    refused(lambda: dubito.Predictor(own_run, samples=2)(torch.zeros(1, 1, 32, 32)), "ovelty")
+
+
+@pytest.mark.parametrize("text", ["", "[" * 10_000, "[]", '{"format": 1}', "\x00", '{"format": 1, "measured": 3}'])
+def test_a_rule_that_is_none_is_refused(text: str, own_run: Path) -> None:
+    (own_run / "decision.json").write_text(text)
+    refused(lambda: dubito.Predictor(own_run, samples=2), "decision.json")
+
+
+def test_weights_to_start_from_are_bounded_too(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    for notes in ("[]", "[" * 10_000, '{"pruned": 3}', '{"pruned": {"a": [1]}}'):
+        save_file({"network.a": torch.zeros(1)}, file, {"notes": notes})
+        refused(lambda: dubito.models.build("lenet5", init=file), "init is", "cannot be read")

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dubito.class_names import check_class_names
 from dubito.decisions.causes import Causes
 from dubito.decisions.scores import SCORES, Predicted, as_prediction, has, score
 from dubito.decisions.words import percent, promise
 from dubito.errors import DataError, OptionError, ShapeError
 from dubito.files import write_atomically
+from dubito.foreign import FAULTS, parse_json, read_text, reason_of
 from dubito.heads.split import Prediction
 
 __all__ = ["ACCEPT", "DECISIONS", "FILE", "REVIEW", "UNFAMILIAR", "Measured", "Rule"]
@@ -226,20 +228,22 @@ class Rule:
     def from_json(cls, text: str) -> Rule:
         """Read what `to_json` wrote; a DataError says what is wrong with it."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["format"] != FORMAT:
                 raise ValueError(f"its format is {content['format']!r}, but this dubito reads {FORMAT}")
             given = {one.name: content[one.name] for one in fields(cls)}
             given["measured"] = Measured(**{name: int(value) for name, value in given["measured"].items()})
             given["thresholds"] = tuple(float(value) for value in given["thresholds"])
             given["error_bounds"] = tuple(None if value is None else float(value) for value in given["error_bounds"])
-            given["class_names"] = tuple(map(str, given["class_names"]))
+            given["class_names"] = given["class_names"] and check_class_names(given["class_names"])
+            given["class_names"] = tuple(given["class_names"])
             given["causes"] = given["causes"] and Causes.of(given["causes"])
             rule = cls(**given)
             rule._check()
+            rule.describe()  # it reads what was measured
             return rule
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        except FAULTS as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else reason_of(error)
             raise DataError(f"The rule is damaged: {reason}; fit it again.") from None
 
     def _check(self) -> None:
@@ -253,6 +257,8 @@ class Rule:
             "confidence": all(value is None or 0 <= float(value) <= 1 for value in shares),
             "novelty_threshold": self.novelty_threshold is None or math.isfinite(self.novelty_threshold),
             "target": math.isfinite(self.target),
+            "images": isinstance(self.images, int) and min(self.measured) >= 0,
+            "origin": isinstance(self.origin, Mapping),
         }
         for name, holds in sound.items():
             if not holds:
@@ -266,8 +272,10 @@ class Rule:
     def load(cls, path: str | os.PathLike[str]) -> Rule:
         """Read a rule that `save` wrote."""
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            return cls.from_json(read_text(Path(path)))
         except FileNotFoundError:
             raise DataError(f"There is no rule {path}; `dubito decide RUN` makes one.") from None
         except DataError as error:
             raise DataError(f"{path} cannot be used. {error}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be used: {reason_of(error)}.") from None

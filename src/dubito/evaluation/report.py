@@ -24,6 +24,7 @@ from dubito.evaluation.images import place_of
 from dubito.evaluation.sections import made, sections
 from dubito.evaluation.storage import is_kept
 from dubito.files import write_atomically
+from dubito.foreign import reason_of
 from dubito.prediction import Predictor
 from dubito.runs.run import Run
 
@@ -71,7 +72,12 @@ def report(
         if batches is not None or validation is not None:
             raise OptionError("batches and validation are for a network: a run has images of its own.")
         evaluation = evaluation_of(model, samples=samples, ood=ood, progress=progress)
-        return write_report(evaluation, out, figures)
+        try:
+            return write_report(evaluation, out, figures)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, DubitoError):
+                raise
+            raise RunError(f"The evaluation in {model} is damaged ({reason_of(error)}): evaluate it again.") from error
     if ood is not None:
         raise OptionError("ood is for a run folder: a network has no description of other data sets.")
     evaluation = evaluate(model, batches, validation=validation, samples=samples or 10, progress=progress)

@@ -341,7 +341,7 @@ def _settings(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _environment(run: Run) -> list[tuple[str, str]]:
     try:
-        content = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
+        content = run.environment()
         versions = ", ".join(f"{name} {version}" for name, version in content.pop("versions").items() if version)
         content["command"] = " ".join(content["command"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,14 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito.class_names import check_class_names
 from dubito.data import Dataset
 from dubito.errors import RunError
 from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import images_again
 from dubito.evaluation.noise import NoiseLevel
 from dubito.files import write_atomically
-from dubito.prediction import Prediction
+from dubito.foreign import parse_json, read_tensors, read_text, reading
 from dubito.runs.run import Run
+from dubito.runs.validation import check_labels, stored_prediction
 
 __all__ = ["describe", "is_kept", "read", "write"]
 
@@ -65,7 +68,10 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
     """The fields of the evaluation in a folder; without its images, no data set is needed."""
     folder = Path(folder)
     content, tensors = _read(folder)
-    try:
+    with reading(folder / f"{FILE}.safetensors", "run dubito evaluate again"):
+        class_names = check_class_names(content["class_names"])
+        if content["metrics"]["settings"]["checkpoint"] not in ("best", "last"):
+            raise ValueError("its checkpoint is neither best nor last")
         runs = tuple(Run.open(os.path.normpath(folder / path)) for path in content["runs"])
         places = content["metrics"]["settings"].get("places", {})
         parts = {}
@@ -73,10 +79,10 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
             labelled = not key.startswith("ood/")
             read_again = images and key != "validation"
             again = images_again(part["name"], runs[0], places, labelled=labelled) if read_again else None
-            parts[key] = _stored(part, tensors, key, again)
+            parts[key] = _stored(part, tensors, key, again, len(class_names))
         return {
             "runs": runs,
-            "class_names": tuple(content["class_names"]),
+            "class_names": class_names,
             "test": parts.pop("test"),
             "validation": parts.pop("validation"),
             "ood": {key.removeprefix("ood/"): part for key, part in parts.items()},
@@ -84,10 +90,6 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
             "metrics": content["metrics"],
             "seconds": content["seconds"],
         }
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise RunError(
-            f"{folder / FILE}.json is not an evaluation of this version ({error!r}); run dubito evaluate again."
-        ) from None
 
 
 def _describe(part: Evaluated) -> dict[str, Any]:
@@ -103,10 +105,21 @@ def _tensors(prefix: str, part: Evaluated) -> dict[str, Tensor]:
     }
 
 
-def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, again: Dataset | None) -> Evaluated:
-    values: dict[str, Any] = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
-    values |= {name: tensors.get(f"{prefix}/{name}") for name in _OPTIONAL}
-    name = description["name"]
+def _stored(
+    description: dict[str, Any], tensors: dict[str, Tensor], prefix: str, again: Dataset | None, classes: int
+) -> Evaluated:
+    values = {name: tensors[f"{prefix}/{name}"] for name in _STORED}
+    values |= {name: tensors[f"{prefix}/{name}"] for name in _OPTIONAL if f"{prefix}/{name}" in tensors}
+    prediction = stored_prediction(values, description["samples"], classes)
+    name, temperature = str(description["name"]), float(description.get("temperature", 1.0))
+    members = tuple(map(int, description["members"]))
+    labels, draws = tensors.get(f"{prefix}/labels"), tensors.get(f"{prefix}/draws")
+    if labels is not None:
+        check_labels(labels, len(prediction), 2**31 if prefix.startswith("ood/") else classes)
+    if draws is not None and (draws.shape[1:] != prediction.probs.shape or not bool(draws.isfinite().all())):
+        raise ValueError(f"its draws have the shape {tuple(draws.shape)}, or are not finite")
+    if description["unit"] not in ("probability", "logit") or not 0 < temperature < math.inf or not all(members):
+        raise ValueError(f"its {prefix} is not described")
     if again is not None and len(again) != len(values["probs"]):
         raise RunError(
             f"{name} has {len(again)} images now, but {len(values['probs'])} were evaluated; run dubito evaluate again."
@@ -114,13 +127,13 @@ def _stored(description: dict[str, Any], tensors: dict[str, Tensor], prefix: str
     return Evaluated(
         name=name,
         images=torch.zeros(0, dtype=torch.uint8) if again is None else again.images,
-        labels=tensors.get(f"{prefix}/labels"),
-        prediction=Prediction(**values, samples=description["samples"]),
-        draws=tensors.get(f"{prefix}/draws"),
-        members=tuple(description["members"]),
+        labels=labels,
+        prediction=prediction,
+        draws=draws,
+        members=members,
         unit=description["unit"],
         files=() if again is None else again.files,
-        temperature=description.get("temperature", 1.0),
+        temperature=temperature,
     )
 
 
@@ -136,16 +149,14 @@ def describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read(folder: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What an evaluation says, and its tensors."""
-    from safetensors import SafetensorError, safe_open
-
     if not is_kept(folder):
         raise RunError(f"{folder} holds no evaluation yet; make it with `dubito evaluate {folder}`.")
-    try:
-        with safe_open(folder / f"{FILE}.safetensors", framework="pt") as stored:
-            text = _text(folder, (stored.metadata() or {})["json"])
-            return json.loads(text), {key: stored.get_tensor(key) for key in (stored.keys() if tensors else ())}
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise RunError(f"{folder / FILE}.* is damaged ({error}); run dubito evaluate again.") from None
+    with reading(f"{folder / FILE}.*", "run dubito evaluate again"):
+        stored, kept = read_tensors(folder / f"{FILE}.safetensors", "json", None if tensors else lambda names: [])
+        content = parse_json(_text(folder, kept))
+        if not all(isinstance(run, str) for run in content["runs"]) or not isinstance(content["metrics"], dict):
+            raise ValueError("it does not say what was evaluated")
+        return content, stored
 
 
 def _text(folder: Path, kept: str) -> str:
@@ -154,7 +165,9 @@ def _text(folder: Path, kept: str) -> str:
     Earlier versions kept only the digest of that file.
     """
     file = folder / f"{FILE}.json"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    text = ""
+    with suppress(OSError, ValueError):
+        text = read_text(file)
     if hashlib.sha256(text.encode()).hexdigest() == kept:
         return text
     if not kept.startswith("{"):

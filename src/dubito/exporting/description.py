@@ -11,6 +11,7 @@ from typing import Any
 from dubito import __version__
 from dubito.decisions import DECISIONS, Rule
 from dubito.errors import DataError
+from dubito.foreign import FAULTS, parse_json, reason_of
 from dubito.heads import HEADS
 from dubito.runs.description import DataDescription
 
@@ -69,7 +70,7 @@ class Description:
     def from_json(cls, text: str) -> Description:
         """Read a description; a DataError says what is wrong with it."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["format"] != FORMAT:
                 raise DataError(
                     f"its description has format {content['format']!r}, but this dubito reads {FORMAT}: export it again"
@@ -81,11 +82,10 @@ class Description:
                 own["rule"] = Rule.from_json(json.dumps(content["rule"]))
             own |= {"what": What(own["what"]), "data": DataDescription.of(own["data"]), "fitted": tuple(own["fitted"])}
             description = cls(**own)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, DataError):
-                raise
-            reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
-            raise DataError(f"its description is damaged ({reason})") from None
+        except DataError:
+            raise
+        except FAULTS as error:
+            raise DataError(f"its description is damaged ({reason_of(error)})") from None
         wrong = description.mistake()
         if wrong:
             raise DataError(f"its description is damaged ({wrong} makes no sense)")
@@ -93,18 +93,14 @@ class Description:
 
     def mistake(self) -> str | None:
         """The name of the first field that is not valid, or None."""
-        data = self.data
-        texts = (self.head, self.version, data.name, *data.class_names)
         sound: dict[str, bool] = {
-            "texts": all(isinstance(text, str) for text in texts),
+            "version": isinstance(self.version, str),
             "head": isinstance(self.head, str) and self.head in HEADS,
             "samples": self.samples is None or _is_count(self.samples),
             "temperature": self.temperature is None or _is_positive(self.temperature),
             "fitted": self.fitted == tuple(name for name in FITTED if name in self.fitted),
             "coverage": self.coverage is None or _is_positive(self.coverage),
-            "class_names": len(set(map(str, data.class_names))) == len(data.class_names) > 0,
-            "mean": _are_finite(data.mean, data.channels),
-            "std": _are_finite(data.std, data.channels) and min(data.std) > 0,
+            "novelty": self.novelty is None or isinstance(self.novelty, str),
         }
         return next((name for name, holds in sound.items() if not holds), None)
 
@@ -115,7 +111,3 @@ def _is_count(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-
-
-def _are_finite(values: tuple[Any, ...], count: int) -> bool:
-    return len(values) == count and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)

@@ -15,6 +15,7 @@ from torch import Tensor
 from dubito.errors import DataError, DubitoError, ShapeError
 from dubito.exporting.description import KEY, Description
 from dubito.exporting.graph import OUTPUTS
+from dubito.foreign import reason_of
 from dubito.prediction import Prediction
 
 __all__ = ["OnnxModel"]
@@ -39,7 +40,7 @@ class OnnxModel:
         try:
             self.description = Description.from_json(described)
         except DataError as error:
-            raise DataError(f"{self.name} cannot be used: {error}.") from None
+            raise DataError(f"{self.name} cannot be used: {reason_of(error)}.") from None
         self._require_interface()
 
     def _require_interface(self) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from dubito.convert import Logits
 from dubito.errors import DubitoError, OptionError, unknown
+from dubito.foreign import parse_json, read_json
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan
 
@@ -29,6 +30,16 @@ PREFIX = "hf:"
 
 CLASSIFIER = re.compile(r"(^|\.|_)(classifier|head)(\.|$)")
 """Names of the layers that make logits."""
+
+FETCHING = (
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "auto_map"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal", "quantization_config"),
+    *("backbone", "backbone_kwargs", "use_pretrained_backbone", "use_timm_backbone", "_name_or_path"),
+)
+"""Names in a configuration that make transformers look on the hub."""
+
+LONGEST = 300
+"""Characters that a sentence repeats."""
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -64,8 +75,8 @@ def _build(source: str, plan: Plan) -> tuple[nn.Module, list[str]]:
             model, found = classifier.from_pretrained(
                 source, config=config, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
             )
-    except (OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        raise OptionError(f"{PREFIX}{source} cannot be built: {_first_line(error)}") from error
+    except Exception as error:  # whatever its code makes of the configuration
+        raise OptionError(f"{PREFIX}{source[:LONGEST]} cannot be built: {_first_line(error)}") from error
     fresh = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     wrong = [key for key in fresh if not CLASSIFIER.search(key)]
     if wrong:
@@ -83,11 +94,10 @@ def _config(source: str) -> Any:
     transformers = _transformers()
     try:
         if source.startswith("{"):
-            return transformers.AutoConfig.for_model(**json.loads(source))
+            return transformers.AutoConfig.for_model(**_harmless(parse_json(source)))
         path = Path(source).expanduser()
         if path.suffix == ".json" and path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return transformers.AutoConfig.for_model(**content)
+            return transformers.AutoConfig.for_model(**_harmless(read_json(path)))
         if path.is_dir():
             if not (path / "config.json").is_file():
                 raise OptionError(f"model is {PREFIX + source!r}, but that folder has no config.json.")
@@ -99,10 +109,21 @@ def _config(source: str) -> Any:
                 f"{unknown('hf', source, _types())[:-1]}, a folder with a config.json, or a repository OWNER/NAME."
             )
         return transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, DubitoError):
-            raise
-        raise OptionError(f"model is {PREFIX + source!r}, which cannot be read: {_first_line(error)}") from error
+    except DubitoError:
+        raise
+    except Exception as error:  # whatever its configuration makes of the values
+        raise OptionError(
+            f"model is {(PREFIX + source)[:LONGEST]!r}, which cannot be read: {_first_line(error)}"
+        ) from error
+
+
+def _harmless(content: Any) -> Any:
+    """A configuration without what makes transformers fetch weights or code from the hub."""
+    if isinstance(content, list):
+        return [_harmless(value) for value in content]
+    if not isinstance(content, dict):
+        return content
+    return {name: _harmless(value) for name, value in content.items() if name not in FETCHING}
 
 
 def _adapted(config: Any, source: str, plan: Plan) -> Any:
@@ -170,4 +191,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return f"{line[:LONGEST]} ..." if len(line) > LONGEST else f"{line}."

@@ -15,6 +15,7 @@ from torch import nn
 from typing_extensions import ParamSpec
 
 from dubito.convert.structure import head_from, head_to_dict
+from dubito.errors import RunError
 from dubito.heads import Head
 from dubito.models.trust import require_trust
 from dubito.variational.posterior import Posterior
@@ -58,8 +59,13 @@ def recipe(network: nn.Module) -> dict[str, Any] | None:
 
 
 def build_again(build: Callable[..., nn.Module], content: dict[str, Any]) -> nn.Module:
-    """The network of a recipe, with fresh weights; a function of some package is only run if it is trusted."""
+    """The network of a recipe, with fresh weights; a function of some package is only run if it is trusted.
+
+    A recipe names no other file: it has no weights to start from, and of a network of Hugging Face the configuration.
+    """
     given = dict(content)
+    if "init" in given or (given["name"].startswith("hf:") and not given["name"].startswith("hf:{")):
+        raise RunError("its network is built from another file, but must be complete in itself")
     require_trust(given["name"])
     if isinstance(given.get("head"), dict):
         given["head"] = head_from(given["head"])

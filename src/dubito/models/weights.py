@@ -6,7 +6,6 @@ Bayesian network the posterior means are taken. Nothing is unpickled but tensors
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import DataError
+from dubito.foreign import FAULTS, parse_json, read_tensors, reason_of
 
 __all__ = ["load_weights", "read_weights"]
 
@@ -106,19 +106,16 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
-
     from dubito.convert import unpack
 
+    def wanted(names: list[str]) -> list[str]:  # of a run's file, which has the state of its optimiser beside
+        return [name for name in names if name.startswith("network.")] or names
+
     try:
-        with safe_open(file, framework="pt") as content:
-            notes = json.loads((content.metadata() or {}).get("notes", "{}"))
-            names = list(content.keys())
-            if any(name.startswith("network.") for name in names):  # a run's, with the state of its optimiser beside
-                names = [name for name in names if name.startswith("network.")]
-            return unpack({name: content.get_tensor(name) for name in names}, notes.get("pruned", {}))
-    except (SafetensorError, ValueError, OSError) as error:
-        raise DataError(f"init is {file}, which cannot be read: {' '.join(str(error).split())}.") from None
+        tensors, text = read_tensors(file, wanted=wanted)
+        return unpack(tensors, parse_json(text or "{}").get("pruned", {}))
+    except FAULTS as error:
+        raise DataError(f"init is {file}, which cannot be read: {reason_of(error)}.") from None
 
 
 def _read_torch(file: Path) -> dict[str, Tensor]:

@@ -335,6 +335,8 @@ class Run:
             require_trust(config.model)
         except RunError as error:
             raise RunError(f"{self.path} cannot be opened: {error}.") from None
+        if config.model.startswith("hf:") and not start and not stored.is_file():
+            raise RunError(f"{self.path} has no network.json, which says how its network {config.model} is built.")
         return build(
             f"hf:{stored}" if stored.exists() and not start else config.model,
             len(self.data.class_names),
@@ -382,6 +384,7 @@ class Run:
 def fitting(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """The weights in the types that the network has; a ValueError if one is of another shape or kind, or not finite."""
     own, fit = network.state_dict(), {}
+    learning = {name for name, _ in network.named_parameters()}  # a buffer may mask by infinities
     for name, tensor in weights.items():
         wanted = own.get(name, tensor)
         if tensor.shape != wanted.shape:
@@ -390,7 +393,7 @@ def fitting(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
         if tensor.dtype != wanted.dtype and not floats:
             raise ValueError(f"{name} is {tensor.dtype}, but must be {wanted.dtype}")
         fit[name] = tensor.to(wanted.dtype)
-        if floats and not bool(fit[name].isfinite().all()):
+        if name in learning and floats and not bool(fit[name].isfinite().all()):
             raise ValueError(f"{name} has values that are not finite")
     return fit
 

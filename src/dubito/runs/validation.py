@@ -11,6 +11,7 @@ novelty that they had; after further training, or once novelty was fitted again,
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -155,6 +156,8 @@ class Validation:
         """From what the two files hold; a ValueError says what makes no sense."""
         values = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if key.startswith(_PREFIX)}
         prediction = stored_prediction(values, samples, len(data.class_names))
+        if not len(prediction):
+            raise ValueError("it is of no images")
         own = {name: tensors[name] for name in _OWN}
         check_labels(own["labels"], len(prediction), len(data.class_names))
         check_labels(own["example_index"], len(own["examples"]), len(prediction))
@@ -176,8 +179,8 @@ def stored_prediction(tensors: Mapping[str, Tensor], samples: Any, classes: int)
         # One draw or one pair leaves nothing to estimate the unbiased one from.
         if not name.startswith("epistemic_unbiased") and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} has values that are not finite")
-    if not images or not _is_whole(samples) or not samples:
-        raise ValueError(f"it is of {images} images and {samples!r} samples")
+    if not _is_whole(samples) or not samples:
+        raise ValueError(f"it is of {reprlib.repr(samples)} samples")
     return Prediction(**tensors, samples=samples)  # type: ignore[arg-type]
 
 

@@ -8,8 +8,8 @@ builds asks for trust, for that function is run.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dubito.convert.structure import head_from, restructure
 from dubito.errors import DubitoError, OptionError, RunError
+from dubito.foreign import FAULTS, read_json, reason_of
 from dubito.models import build
 from dubito.models.ensemble import Ensemble, ensemble
 from dubito.models.recipe import build_again
@@ -122,36 +123,33 @@ def read_network(folder: Path, into: Into = None, depth: int = 0) -> nn.Module:
         raise error if str(folder) in str(error) else _refusal(folder, content, error) from None
     except DubitoError as error:
         raise RunError(f"{folder} cannot be loaded: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise RunError(f"{folder / DESCRIPTION} is damaged ({type(error).__name__}: {_line(error)}).") from None
+    except FAULTS as error:
+        raise RunError(f"{folder / DESCRIPTION} is damaged ({reason_of(error)}).") from error
     return network.eval()
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
     file = folder / DESCRIPTION
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except FileNotFoundError:
         raise RunError(f"{folder} holds no saved network: it has no {DESCRIPTION}.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read ({_line(error)}).") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read ({reason_of(error)}).") from None
     if not isinstance(content, dict) or content.get("format") != "dubito network":
         raise RunError(f"{file} does not describe a network that dubito saved.")
     if content.get("version") != VERSION:
         raise RunError(
-            f"{folder} was saved in version {content.get('version')!r} of the format, but this dubito reads {VERSION}."
+            f"{folder} was saved in version {reprlib.repr(content.get('version'))} of the format, but this dubito "
+            f"reads {VERSION}."
         )
     return content
 
 
 def _refusal(folder: Path, content: Mapping[str, Any], error: RunError) -> RunError:
     kind = content.get("class")
-    return RunError(f"{folder} ({kind if isinstance(kind, str) else 'network'}) cannot be loaded: {error}.")
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:300] + (" ..." if len(text) > 300 else "")
+    known = isinstance(kind, str) and kind.isidentifier() and len(kind) < 100
+    return RunError(f"{folder} ({kind if known else 'network'}) cannot be loaded: {reason_of(error)}.")
 
 
 def _read_ensemble(folder: Path, content: Mapping[str, Any], into: Into, depth: int) -> Ensemble:
@@ -224,6 +222,7 @@ def _require_fit(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     odd = [name for name, value in own.items() if not isinstance(value, Tensor)]
     missing, surplus = [n for n in own if n not in tensors], [n for n in tensors if n not in own]
     shapes = [n for n in own if n in tensors and n not in odd and own[n].shape != tensors[n].shape]
+    kinds = [n for n in own if n in tensors and n not in odd and not _is_alike(own[n], tensors[n])]
     if odd:
         raise RunError(f"{odd[0]} of the instance is a {type(own[odd[0]]).__name__} and no tensor")
     if surplus or missing:
@@ -236,6 +235,18 @@ def _require_fit(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             f"{name} was saved with shape {tuple(tensors[name].shape)}, but has {tuple(own[name].shape)} in the "
             f"instance{f'; so have {len(shapes) - 1} more' if len(shapes) > 1 else ''}"
         )
+
+    if kinds:
+        raise RunError(f"{kinds[0]} was saved as {tensors[kinds[0]].dtype}, but must be {own[kinds[0]].dtype}")
+    spoilt = [name for name, _ in network.named_parameters() if not bool(tensors[name].isfinite().all())]
+    if spoilt:
+        raise RunError(f"{spoilt[0]} has values that are not finite")
+
+
+def _is_alike(own: Tensor, saved: Tensor) -> bool:
+    """Whether a tensor may take the place of another: both are of the same type, or floating point in a usual one."""
+    usual = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return own.dtype == saved.dtype or (own.dtype in usual and saved.dtype in usual)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dubito import foreign
 from dubito.convert.pruning import pack, unpack
 from dubito.errors import OptionError, RunError
+from dubito.foreign import reading
 
 __all__ = ["pack_tensors", "read_tensors", "unpack_tensors"]
 
@@ -57,18 +59,13 @@ def _storable(name: str, value: Any) -> Tensor:
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
-    from safetensors import SafetensorError, safe_open
-
     if not file.exists():
         raise RunError(f"{file.parent} has no {file.name}, so it is not whole: save the network again.")
     if not os.access(file, os.R_OK):
         raise RunError(f"{file} cannot be read: its permissions do not allow it.")
-    try:
-        with safe_open(file, framework="pt") as content:
-            # Copies begin where torch likes its memory to begin, so that sums are rounded as they were.
-            return {key: content.get_tensor(key).clone() for key in content.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged ({error}): save the network again.") from None
+    with reading(file, "save the network again"):
+        # Copies begin where torch likes its memory to begin, so that sums are rounded as they were.
+        return {name: tensor.clone() for name, tensor in foreign.read_tensors(file)[0].items()}
 
 
 def unpack_tensors(tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> dict[str, Tensor]:

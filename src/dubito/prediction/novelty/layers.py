@@ -40,6 +40,12 @@ class Layer:
     side: str
     cells: int = 1
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, str) or self.side not in ("input", "output") or type(self.cells) is not int:
+            raise ValueError("a layer of it is none")
+        if self.cells < 1:
+            raise ValueError(f"a layer of it has {self.cells} cells")
+
     def __str__(self) -> str:
         grid = f", {self.cells} x {self.cells} cells" if self.cells > 1 else ""
         return f"{self.side} of {self.module or 'the network'}{grid}"

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.errors import OptionError, RunError
+from dubito.errors import OptionError
+from dubito.foreign import parse_json, read_tensors, reading
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Layer, Observed
 from dubito.prediction.novelty.scores import NEIGHBOURS, Entropy, Neighbours, NeighboursAndEnergy, Score, restored
@@ -53,7 +54,8 @@ class Novelty:
 
     def __call__(self, seen: Observed) -> Tensor:
         """(N,) the novelty of images."""
-        return self.score(seen)
+        with reading("The novelty", "fit it again for this network"):
+            return self.score(seen)
 
     def percentile(self, novelty: Tensor) -> Tensor:
         """The share of held-out images with a smaller novelty; those with an equal one count half."""
@@ -117,20 +119,21 @@ class Novelty:
     @staticmethod
     def load(file: str | os.PathLike[str], head: Head) -> Novelty | None:
         """What :meth:`to_bytes` gave, from its file; `head` is that of the network. None of an earlier format."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(Path(file), framework="pt") as content:
-                notes = json.loads((content.metadata() or {})["notes"])
-                tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+        with reading(file, "remove it, or fit the novelty again"):
+            tensors, text = read_tensors(Path(file))
+            notes = parse_json(text)
             if notes.get("format") != FORMAT:
                 return None
+            spoilt = [key for key, t in tensors.items() if not t.is_floating_point() or not bool(t.isfinite().all())]
+            if spoilt or tensors["held_out"].dim() != 1 or not len(tensors["held_out"]):
+                raise ValueError(f"{(*spoilt, 'held_out')[0]} has no finite values")
             own = {key.removeprefix("score."): t for key, t in tensors.items() if key.startswith("score.")}
             layers = tuple(Layer(**layer) for layer in notes["layers"])
             score = restored(notes["score"], own, head)
-            return Novelty(score, layers, tensors["held_out"], tuple(notes["trial"]), notes["notes"])
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise RunError(f"{file} is damaged ({error}); remove it, or fit the novelty again.") from None
+            held_out = tensors["held_out"].float().sort().values
+            found = Novelty(score, layers, held_out, tuple(notes["trial"]), dict(notes["notes"]))
+            found.describe()  # it reads the trial
+            return found
 
 
 def _listed(names: Sequence[str]) -> str:
