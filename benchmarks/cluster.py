@@ -5,7 +5,7 @@
 makes a Parquet table of PNG files (the test images of a data set again and again), predicts it with two workers while
 the driver or a worker is killed three times on the way, checks that every image is there once and that a sample is what
 `dubito predict` says in one process, and measures the rate of one and of two workers in turns on a slice of the table.
-The results are written to results/cluster.json.
+The results are written to results/cluster.json, and what they mean for a billion images into docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from typing import Any
 import numpy as np
 
 OUT = Path("results/cluster.json")
+DOCUMENT = Path("docs/cluster.md")
+BEGIN, END = "<!-- projection: made by python -m benchmarks.cluster -->", "<!-- end -->"
 GROUP = 8192
 """Rows of a row group, and images of a chunk."""
 
@@ -62,6 +65,37 @@ def main() -> None:
     print(json.dumps(found["rows"]), flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2) + "\n")
+    write_document(found)
+
+
+def write_document(found: dict[str, Any]) -> None:
+    """Put the projection between its marks in the document."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    DOCUMENT.write_text(before + BEGIN + projection(found) + END + rest.split(END)[1], encoding="utf-8")
+
+
+def projection(found: dict[str, Any], images: float = 1e9) -> str:
+    """Hours, network and storage of a billion images by the measured rate of a core, as a table."""
+    alone, several = (statistics.median(values) for values in found["rates"]["images_per_second"].values())
+    core = several / found["settings"]["workers"]
+    read, written = found["bytes_per_image"], found["whole"]["bytes_per_row"]
+    lines = [
+        f"Measured on {found['machine']['cpu']} ({found['settings']['data']}, {found['settings']['samples']} draws): "
+        f"one worker {alone:,.0f} images a second, {found['settings']['workers']} workers {several:,.0f} "
+        f"({found['rates']['ratio']:.2f} times), so **{core:,.0f} a core**; {read:,.0f} bytes read and {written:,.0f} "
+        "written for an image.",
+        "",
+        "| cores | hours | read, MB/s | written by the driver, MB/s | parts a second |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for cores in (2, 64, 512, 4096):
+        rate = core * cores
+        cells = (f"{cores:,}", f"{images / rate / 3600:,.1f}", f"{rate * read / 1e6:,.1f}")
+        lines.append(f"| {' | '.join(cells)} | {rate * written / 1e6:,.1f} | {rate / GROUP:,.2f} |")
+    terabytes = images * read / 1e12, images * written / 1e12
+    lines += ["", f"Storage: {terabytes[0]:.2f} TB of images, {terabytes[1]:.2f} TB of predictions."]
+    return "\n" + "\n".join(lines) + "\n"
 
 
 def cpu() -> str:
@@ -153,7 +187,12 @@ def whole(given: argparse.Namespace, table: Path) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(output)
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "kills": kills, "output": output.strip(), "memory": memory.summary()}
+    written = sum(part.stat().st_size for part in out.glob("part-*.parquet"))
+    told = output.strip().splitlines()[-1].replace(str(out), out.name)
+    return {
+        **{"seconds": seconds, "kills": kills, "output": told},
+        **{"bytes_per_row": written / given.images, "memory": memory.summary()},
+    }
 
 
 def start(given: argparse.Namespace, table: Path, out: Path, memory: Memory, *more: str) -> subprocess.Popen[str]:

@@ -34,7 +34,7 @@ GOOD = ("recovered", "untouched")
 BAD = ("half written", "lost", "refused", "different", "litter")
 TRAIN = "train --model lenet5 --data digits --epochs 2 --validation-samples 1 --checkpoint-minutes 0.005 --out run"
 QUICK = ("train", "resume", "evaluate", "prune", "predict")
-ROUND = (*QUICK, *QUICK, "report", "export")
+ROUND = (*QUICK, *QUICK, "report", "export", "predict on Ray")
 """The order of kinds: the slow ones come less often."""
 LIMIT = 600.0
 """Seconds after which an undisturbed command counts as hung."""
@@ -115,6 +115,16 @@ def predicted(folder: Path) -> bytes:
     return (folder / "predictions.csv").read_bytes()
 
 
+def in_parts(folder: Path) -> list[Any]:
+    """The rows of all parts of predictions, and what the manifest says of them."""
+    from pyarrow import parquet
+
+    parts = sorted((folder / "parts").glob("part-*.parquet"))
+    manifest = json.loads((folder / "parts" / "manifest.json").read_text())
+    told = [manifest[name] for name in ("complete", "rows", "errors", "parts")]
+    return [told, [path.name for path in parts], [parquet.read_table(path).to_pydict() for path in parts]]
+
+
 def kinds() -> dict[str, Kind]:
     """Every command that is killed."""
     found = {"train": Kind(TRAIN, "nothing", goes_on, trained)}
@@ -128,6 +138,8 @@ def kinds() -> dict[str, Kind]:
     }
     for name, (command, result) in same.items():
         found[name] = Kind(command, "evaluated", lambda folder, command=command: command, result)  # type: ignore[misc]
+    on_ray = "predict run digits --samples 4 --engine ray --workers 2 --chunk 40 --out parts"
+    found["predict on Ray"] = Kind(on_ray, "evaluated", lambda folder: f"{on_ray} --resume", in_parts)
     found["prune"] = Kind(same["prune"][0], "evaluated", prunes_unless_done, pruned)
     return found
 
@@ -207,12 +219,16 @@ def prepare(root: Path) -> None:
 
 def half_written(folder: Path) -> str | None:
     """The first file with a name of its own that cannot be read to its end."""
+    from pyarrow import parquet
+
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or any(is_unfinished(part) for part in path.relative_to(folder).parts):
             continue
         try:
             if path.suffix == ".safetensors":
                 tensors(path)
+            elif path.suffix == ".parquet":
+                parquet.read_table(path)
             elif path.suffix == ".json":
                 json.loads(path.read_text())
             elif not path.stat().st_size:
