@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_options_without_sense_are_refused() -> None:
     with pytest.raises(OptionError, match="engine is 'spark'"):
         get_engine("spark")
     assert get_engine("local", workers=None).name == LocalEngine.name
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, ray_of_two: Any) -> None:
+    monkeypatch.setattr(ray_of_two, "is_initialized", lambda: False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(DubitoError, match=f"Ray cannot be reached at {address}"):
+        next(RayEngine(address=address).map(squares, [1]))
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,14 @@ def test_a_folder_is_asked_for(digits_run: Path, tmp_path: Path, capsys: Any) ->
     assert "--resume needs a folder for parts" in capsys.readouterr().err
 
 
+def test_a_folder_without_a_part_is_begun_anew(tmp_path: Path) -> None:
+    Parts(tmp_path / "parts", {"settings": 1})
+    parts = Parts(tmp_path / "parts", {"settings": 2})  # the first ended before it had a part
+    parts.finish(complete=True)
+    with pytest.raises(RunError, match="is not empty"):
+        Parts(tmp_path / "parts", {"settings": 2})
+
+
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "part-00000000.parquet").touch()
     with pytest.raises(RunError, match=r"no manifest\.json"):

@@ -23,6 +23,8 @@ __all__ = ["Place", "RayEngine", "WorkerDiedError", "require_ray"]
 
 OBJECT_STORE = 128 << 20
 """Bytes of shared memory that a Ray on this machine gets: items and results are small."""
+REACHED = 10
+"""Seconds in which a cluster must answer."""
 DYING = 10
 """Seconds in which the death of a worker is known after its partners fail."""
 QUIET = {
@@ -134,9 +136,20 @@ class RayEngine(Engine):
             if own:
                 self.ray.shutdown()
 
+    def _require_reachable(self, address: str) -> None:
+        """An error within seconds if nothing answers at HOST:PORT, which Ray tries for long and with many words."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            return  # auto, or an address of another form
+        try:
+            socket.create_connection((host, int(port)), timeout=REACHED).close()
+        except (OSError, OverflowError) as error:
+            raise DubitoError(f"Ray cannot be reached at {address}: {error}.") from None
+
     def _start(self) -> None:
         options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
         if self.address is not None:
+            self._require_reachable(self.address)
             options = {"address": self.address}
         elif self.workers is not None:
             options["num_cpus"] = max(1, -int(-self.workers * self.cpus // 1))

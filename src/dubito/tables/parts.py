@@ -33,13 +33,13 @@ class Parts:
         self.describes = json.loads(json.dumps(describes))
         if resume:
             self._require_same()
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and not _is_unbegun(folder):
             raise RunError(
                 f"{folder} exists already and is not empty; --resume goes on with it, or choose another --out."
             )
         for unfinished in folder.glob(".*.parquet.*") if folder.is_dir() else ():
             unfinished.unlink()  # of an attempt that was killed while it wrote
-        if not (folder / MANIFEST).exists():
+        if not (resume and (folder / MANIFEST).exists()):
             self.finish(complete=False)
 
     def path(self, number: int) -> Path:
@@ -78,6 +78,18 @@ class Parts:
                     f"{self.folder} was begun with another {name} ({_short(found.get(name))}, now {_short(wanted)}): "
                     "give the same as then, or another --out."
                 )
+
+
+def _is_unbegun(folder: Path) -> bool:
+    """Whether a folder is empty, or holds the manifest of a work that ended before its first part."""
+    return folder.is_dir() and all(path.name == MANIFEST for path in folder.iterdir()) and not _is_complete(folder)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return '"complete": false' not in (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
 
 
 def _short(value: Any) -> str:
