@@ -147,7 +147,8 @@ class RayEngine(Engine):
             raise DubitoError(f"Ray cannot be reached at {address}: {error}.") from None
 
     def _start(self) -> None:
-        options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        # "local", or Ray would join a cluster that happens to run on this machine.
+        options: dict[str, Any] = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE}
         if self.address is not None:
             self._require_reachable(self.address)
             options = {"address": self.address}
