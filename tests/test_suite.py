@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -44,3 +45,9 @@ def test_a_folder_is_made_once_and_not_left_half_made(made_once) -> None:
 def test_a_copy_can_be_changed(digits_run: Path, own_run: Path) -> None:
     (own_run / "config.yaml").write_text("changed")
     assert (digits_run / "config.yaml").read_text() != "changed"
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest would collect only one of them, and report the other as an error."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
