@@ -254,7 +254,8 @@ def test_documentation_loads_nothing_from_outside(server) -> None:
     with server.client as client:
         page = client.get("/docs")
         assert page.status_code == 200
-        assert "http://HOST:PORT/predict" in page.text
+        assert f"{server.url}/predict" in page.text
+        assert client.get("/favicon.ico").text.startswith("<svg")
         assert not [part for part in ("src=", "https://") if part in page.text]
         assert "<script" not in page.text
         assert client.get("/docs.css").headers["content-type"].startswith("text/css")

@@ -188,7 +188,12 @@ def test_the_model_its_accuracy_and_the_draws_are_named(page: Any, server: Any):
     assert f"{100 * described['validation']['accuracy']:.1f} %" in about
     assert f"{described['samples']} draws" in text(page, "bars-words")
     for kind in ("aleatoric", "epistemic"):
-        assert "variance of the label" in page.find_element("id", kind).text
+        place = page.find_element("id", kind)
+        assert f"of {described['validation']['images']} validation images are less doubtful" in place.text
+        assert "variance of the label" not in place.text
+        place.find_element("css selector", "summary").click()
+        assert "variance of the label" in place.text
+        place.find_element("css selector", "summary").click()
 
 
 def test_a_drawn_digit_is_answered_as_the_training_images_look(page: Any, server: Any):
@@ -269,6 +274,24 @@ def test_an_image_is_dropped_pasted_or_chosen(page: Any, server: Any, tmp_path: 
     expected = predict(server, base64.b64encode(content).decode(), preview=True)
     assert seen(page) == expected["preview"]
     assert rows(page, "probability") == pytest.approx(list(expected["probabilities"].values()), abs=1e-6)
+
+
+def test_several_files_are_all_shown_and_the_bad_ones_told(page: Any):
+    page.execute_script(
+        "const data = new DataTransfer(), bytes = Uint8Array.from(atob(arguments[0]), c => c.charCodeAt(0));"
+        "for (const name of ['a.png', 'b.png', 'fake.png', 'c.png'])"
+        "  data.items.add(new File([name === 'fake.png' ? 'no image' : bytes], name, { type: 'image/png' }));"
+        "document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }))",
+        base64.b64encode(png()).decode(),
+    )
+    notice = wait(
+        page,
+        "const n = document.getElementById('notice'); return !n.hidden && n.innerText.includes('fake') && n.innerText",
+    )
+    assert notice.startswith("fake.png: ")
+    shown = page.execute_script("return document.getElementById('history').innerText")
+    assert all(name in shown for name in ("a.png", "b.png", "c.png"))
+    assert "fake.png" not in shown
 
 
 def test_a_file_that_is_no_image_gets_the_servers_sentence_and_leaves_no_trace(page: Any):

@@ -23,7 +23,7 @@ from test_page import browsing, draw, enter, pixels, prefer, screen, settled, te
 pytestmark = pytest.mark.browser
 
 CLASSES = [f"kind of thing {number}" for number in range(100)]
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+KINDS = {".svg": "image/svg+xml", ".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 QUANTILES = [10 ** (-6 + 0.04 * step) for step in range(101)]
 
 

@@ -241,10 +241,13 @@ def _add_page(app: FastAPI, service: Service) -> None:
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS} if PAGE.is_dir() else {}
     fresh = {"Cache-Control": "no-cache"}
 
+    def described(request: Request) -> Response:
+        return HTMLResponse(documentation(app, service.model, service.limits, str(request.base_url)), headers=fresh)
+
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
+    async def page(request: Request) -> Response:
         if "index.html" not in files:
-            return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
+            return described(request)
         return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
 
     @app.get("/static/{name:path}", include_in_schema=False)
@@ -253,9 +256,13 @@ def _add_page(app: FastAPI, service: Service) -> None:
             raise HTTPException(404)
         return FileResponse(files[name], media_type=KINDS[files[name].suffix], headers=fresh)
 
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return await static("favicon.svg")
+
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(documentation(app, service.model, service.limits), headers=fresh)
+    async def docs(request: Request) -> Response:
+        return described(request)
 
     @app.get("/docs.css", include_in_schema=False)
     async def style() -> Response:

@@ -26,8 +26,9 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 """
 
 
-def documentation(app: FastAPI, model: ServedModel, limits: Limits) -> str:
-    """The page as HTML."""
+def documentation(app: FastAPI, model: ServedModel, limits: Limits, address: str) -> str:
+    """The page as HTML; `address` is where the server was found."""
+    address = escape(address.rstrip("/"))
     paths = _table(
         (f"<code>{method.upper()} {escape(path)}</code>", escape(description.get("description", "")))
         for path, methods in app.openapi()["paths"].items()
@@ -39,12 +40,13 @@ def documentation(app: FastAPI, model: ServedModel, limits: Limits) -> str:
     statuses = _table((f"<code>{status}</code>", escape(meaning)) for status, meaning in REFUSALS.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>dubito: how to ask {escape(model.name)}</title><link rel="stylesheet" href="/docs.css"></head><body>
+<title>dubito: how to ask {escape(model.name)}</title>
+<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/docs.css"></head><body>
 <h1>How to ask {escape(model.name)}</h1>
 <p><a href="/">The page</a> · <a href="/openapi.json">OpenAPI description</a> · <a href="/metrics">metrics</a></p>
-<pre>curl -F images=@photo.png -F samples=30 -F per_class=true http://HOST:PORT/predict</pre>
+<pre>curl -F images=@photo.png -F samples=30 -F per_class=true {address}/predict</pre>
 <p>or as JSON, with images in base64:</p>
-<pre>curl -H 'Content-Type: application/json' -d '{{"images": ["iVBORw0..."], "samples": 30}}' http://HOST:PORT/predict</pre>
+<pre>curl -H 'Content-Type: application/json' -d '{{"images": ["iVBORw0..."], "samples": 30}}' {address}/predict</pre>
 <p>A server with a key needs it in the header <code>X-API-Key</code>.</p>
 <h2>End points</h2>{paths}
 <h2>Options of /predict</h2>{options}

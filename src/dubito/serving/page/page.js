@@ -7,6 +7,7 @@ import * as words from "./words.js";
 
 const byId = id => document.getElementById(id);
 const KINDS = ["aleatoric", "epistemic"];
+const MOST = 24; // images that are compared
 const THUMB = 11; // half of a slider's thumb, where its range begins
 const degrees = value => `${Math.round(value)}°`.replace("-", "−");
 const SLIDERS = {
@@ -148,7 +149,7 @@ function begin(source, { name, truth = null, strokes = null }) {
     picture: 0, version: 0, shown: -1, // drawings and requests so far, and which of these is answered
     prediction: null, curves: {}, card: null,
   };
-  entries = [entry, ...entries].slice(0, 24);
+  entries = [entry, ...entries].slice(0, MOST);
   return entry;
 }
 
@@ -211,8 +212,11 @@ function refuse({ name, type, size }) {
   if (size > room) throw new Error(`${name} has ${megabytes(size)}, but this server takes at most ${megabytes(room)}.`);
 }
 
+/** Look at files one after the other; what went wrong with any of them is told at the end. */
 async function take(files) {
-  for (const file of [...files].slice(0, 12)) {
+  const taken = [...files].slice(0, MOST), wrong = [];
+  if (taken.length < files.length) wrong.push(`Only the first ${MOST} of ${files.length} files are shown.`);
+  for (const file of taken) {
     try {
       refuse(file);
       const source = await read(file), entry = begin(source, { name: file.name || "pasted image" });
@@ -221,10 +225,13 @@ async function take(files) {
       waits(true);
       const readable = await pad.show(source);
       await predict(entry);
-      if (!entry.prediction) forget(entry);
-      else if (!readable && entry === current) pad.show(entry.source);
-    } catch (error) { tell(error) }
+      if (!entry.prediction) {
+        forget(entry);
+        wrong.push(`${files.length > 1 ? `${entry.name}: ` : ""}${byId("notice").querySelector("p").textContent}`);
+      } else if (!readable && entry === current) pad.show(entry.source);
+    } catch (error) { tell(error); wrong.push(error.message) }
   }
+  if (wrong.length && files.length > 1) tell(new Error(wrong.join(" ")));
 }
 
 function forget(entry) {
@@ -320,7 +327,7 @@ function fill(entry, most) {
   const measures = KINDS.map(kind => {
     const bar = make("b", { class: kind });
     bar.style.width = `${100 * prediction[kind] / most}%`;
-    const number = make("span", {}, `${kind} ${words.small(prediction[kind])}`);
+    const number = make("span", {}, `${kind} ${words.level(kind, prediction, model)[0]}`);
     return make("span", { class: "measure" }, make("span", { class: "track" }, bar), number);
   });
   if (entry === current) button.setAttribute("aria-current", "true"); else button.removeAttribute("aria-current");
@@ -339,8 +346,8 @@ function introduce() {
   byId("about").replaceChildren(make("b", {}, model.name), ` ${["", ...words.about(model)].join(" · ")}`);
   const digit = model.class_names.every(name => /^\d$/.test(name)) ? "a digit" : "something";
   const keys = make("span", { class: "keys" }, " Without a mouse: arrow keys and space.");
-  if (drawing) byId("hint").replaceChildren(`Draw ${digit}, or choose, drop or paste an image.`, keys);
-  else byId("hint").textContent = "Choose, drop or paste an image, or take a sample.";
+  if (drawing) byId("hint").replaceChildren(`Draw ${digit}, or choose, drop or paste images.`, keys);
+  else byId("hint").textContent = "Choose, drop or paste images, or take a sample.";
   const pen = "Drawing pad: arrow keys move the pen, space puts it down and lifts it";
   byId("pad").setAttribute("aria-label", drawing ? pen : "The image");
   if (drawing && !byId("pad").classList.contains("drawable")) pad.enable(model.data);
@@ -359,7 +366,6 @@ function introduce() {
     ...(model.methods.includes("moments") && !fixed ? [make("option", { value: "moments" }, "moments")] : []));
   byId("way").value = `weights:${fixed ? 1 : model.samples}`;
   byId("redraw").hidden = fixed;
-  for (const kind of KINDS) byId(kind).querySelector(".unit").textContent = words.unit(model);
   byId("unit-words").textContent = words.unitExplained(model);
   byId("rates").textContent = words.rates(model);
   byId("rates").hidden = !byId("rates").textContent;
@@ -395,7 +401,8 @@ function showNothing() {
     const place = byId(kind);
     place.querySelector(".value b").textContent = "–";
     place.querySelector(".meter b").style.width = "0";
-    for (const name of [".means", ".rank", ".most"]) place.querySelector(name).textContent = "";
+    place.querySelector(".variance").hidden = true;
+    for (const name of [".unit", ".means", ".rank", ".most"]) place.querySelector(name).textContent = "";
     place.querySelector("svg").classList.add("empty");
   }
   for (const name of NAMES) byId(name).classList.add("empty");
@@ -460,7 +467,11 @@ function showBars() {
 function showDoubt(kind) {
   const place = byId(kind), { prediction } = current, value = prediction[kind], quantiles = model.validation?.[kind];
   const most = words.most(model) ?? Math.max(quantiles?.at(-1) ?? 0, value);
-  place.querySelector(".value b").textContent = words.small(value);
+  const [number, unit] = words.level(kind, prediction, model);
+  place.querySelector(".value b").textContent = number;
+  place.querySelector(".unit").textContent = unit;
+  place.querySelector(".variance").hidden = false;
+  place.querySelector(".variance p").textContent = words.variance(kind, prediction, model);
   place.dataset.value = value;
   const meter = place.querySelector(".meter");
   meter.setAttribute("aria-valuemax", most);
@@ -470,7 +481,8 @@ function showDoubt(kind) {
   place.querySelector(".most").textContent = `${words.small(most)}, ${words.most(model) ? "a pure guess" : "the most seen"}`;
   place.querySelector(".means").textContent = words.means(kind, prediction, model);
   place.querySelector(".means").hidden = !prediction.percentile;
-  place.querySelector(".rank").textContent = words.rank(kind, prediction, model);
+  const compared = words.compares(kind, prediction, model);
+  place.querySelector(".rank").textContent = compared ? "" : words.rank(kind, prediction, model);
   const svg = place.querySelector("svg"), known = quantiles && quantiles.at(-1) > 0;
   svg.classList.remove("empty");
   svg.toggleAttribute("hidden", !known);
@@ -506,7 +518,7 @@ function announce() {
   speaking = setTimeout(() => {
     if (!current?.prediction) return;
     const { prediction } = current;
-    const doubts = KINDS.map(kind => `${kind} uncertainty ${words.small(prediction[kind])}. ${words.rank(kind, prediction, model)}`);
+    const doubts = KINDS.map(kind => `${kind} uncertainty: ${words.level(kind, prediction, model).join(" ")}.`);
     const said = `${prediction.label}, ${words.probable(prediction.confidence)} probable.`;
     const decided = prediction.decision ? [`${words.decided(prediction.decision)} ${prediction.reason}.`] : [];
     byId("status").textContent = [...decided, said, prediction.verdict.sentence, ...doubts].join(" ");

@@ -7,12 +7,10 @@ const KINDS = { vi: "Bayesian ", frequentist: "Point-estimate ", dropout: "MC-dr
 /** A power of ten: 0.01, 10⁻⁶. */
 export const decade = power => power >= -3 ? String(10 ** power) : `10${[...String(power)].map(c => SUPERSCRIPT[c]).join("")}`;
 
-/** Two digits that count: 0.012, 0.00034, 2.1 × 10⁻⁶. */
+/** Two digits that count, and no more than four places: 0.012, 0.0003, < 0.0001. */
 export function small(value) {
   if (!value) return "0";
-  if (Math.abs(value) >= 1e-4) return String(Number(value.toPrecision(2)));
-  const [digits, power] = value.toExponential(1).split("e");
-  return `${digits} × ${decade(Number(power))}`;
+  return value < 1e-4 ? "<\u00a00.0001" : String(Number(value.toPrecision(2)));
 }
 
 /** A share as a percentage; never 0 % for what is not. */
@@ -119,6 +117,26 @@ export function rank(kind, prediction, model) {
   if (share >= .995) return `More doubtful than nearly all ${images}.`;
   if (share < .005) return `Less doubtful than nearly all ${images}.`;
   return `More doubtful than ${percent(share, 0)} of ${images}.`;
+}
+
+/** Whether the server can say where the image stands among the validation images. */
+export const compares = (kind, prediction, model) => Boolean(model.validation) && prediction.percentile?.[kind] !== undefined
+  && !(kind === "epistemic" && model.inference === "frequentist");
+
+/** One uncertainty as a number that people can read, and what it counts. */
+export function level(kind, prediction, model) {
+  const share = prediction.percentile?.[kind], value = prediction[kind];
+  if (compares(kind, prediction, model)) {
+    const number = share >= .995 ? ">\u00a099\u00a0%" : percent(share, 0);
+    return [number, `of ${count(model.validation.images)} validation images are less doubtful`];
+  }
+  return most(model) ? [percent(value / most(model), 0), "of a pure guess"] : [small(value), unit(model)];
+}
+
+/** The same as a variance, for those who ask. */
+export function variance(kind, prediction, model) {
+  const guess = most(model) ? `; a pure guess has ${small(most(model))}` : "";
+  return `${small(prediction[kind])}, ${unit(model)}${guess}.`;
 }
 
 /** The classes that a conformal set leaves. */
