@@ -117,6 +117,21 @@ def test_more_draws_begin_with_the_same(method, memory):
         torch.testing.assert_close(some, whole[:samples], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+@pytest.mark.parametrize("posterior", ["std", "low_rank"])
+def test_draws_are_the_same_with_any_number_of_threads(posterior, memory):
+    found = list(posteriors(dubito.BayesLinear(30, 20, posterior=posterior)).values())
+
+    def drawn(threads):
+        torch.set_num_threads(threads)
+        return [torch.cat([w[q].flatten() for q in found]) for w in DrawnWeights(found, 9, 3, memory)]
+
+    alone = drawn(1)
+    assert len({tuple(draw.tolist()) for draw in alone}) == 9
+    for threads in (2, 3, 8):
+        assert all(torch.equal(a, b) for a, b in zip(alone, drawn(threads), strict=True))
+
+
 def test_other_seeds_give_independent_draws():
     """The first draws of 400 seeds: each differs, and neighbouring seeds are uncorrelated."""
     layer, x = linear(), torch.ones(1, 6, dtype=DOUBLE)

@@ -9,8 +9,11 @@ again from their seeds otherwise.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from dubito.variational.posterior import Posterior
 __all__ = ["DrawnWeights", "Weights", "seeds_of"]
 
 Weights = dict[Posterior, Tensor]
+Made = TypeVar("Made")
 ALIGNMENT = 16
 """Numbers that the place of a tensor is a multiple of."""
 
@@ -110,13 +114,32 @@ class DrawnWeights:
 
     def _signed_noise(self) -> Iterator[tuple[int, int, list[Tensor], Weights]]:
         """For each draw its number, its sign, and the noise of the groups and of the other posteriors."""
-        for pair, seed in enumerate(self._seeds):
-            generator = torch.Generator("cpu").manual_seed(seed)
-            noises = [group.noise(generator) for group in self._groups]
-            own = {q: frozen.fresh_noise(generator) for q, frozen in self._others.items()}
+        for pair, (noises, own) in enumerate(_several_at_once(self._pair_noise, self._seeds)):
             yield 2 * pair, 1, noises, own
             if 2 * pair + 1 < self.samples:
                 yield 2 * pair + 1, -1, noises, own
+
+    def _pair_noise(self, seed: int) -> tuple[list[Tensor], Weights]:
+        """The noise that both draws of a pair have."""
+        with torch.no_grad():  # a thread begins with gradients
+            generator = torch.Generator("cpu").manual_seed(seed)
+            noises = [group.noise(generator) for group in self._groups]
+            return noises, {q: frozen.fresh_noise(generator) for q, frozen in self._others.items()}
+
+
+def _several_at_once(make: Callable[[int], Made], seeds: list[int]) -> Iterator[Made]:
+    """What is made from each seed, in their order. Torch makes random numbers on one core: each thread takes a seed."""
+    threads = min(torch.get_num_threads(), len(seeds))
+    if threads < 2:
+        yield from map(make, seeds)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = deque(pool.submit(make, seed) for seed in seeds[:threads])
+        for seed in (*seeds[threads:], *[None] * threads):
+            made = waiting.popleft().result()
+            if seed is not None:
+                waiting.append(pool.submit(make, seed))
+            yield made
 
 
 def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
