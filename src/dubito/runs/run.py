@@ -352,16 +352,16 @@ class Run:
             **config.layer_options,
         )
 
-    def skeleton(self) -> nn.Module:
+    def skeleton(self, *, start: bool = False) -> nn.Module:
         """The run's network to load weights into: without memory for its own if it is of the registry."""
         import torch
 
         from dubito.models import names
 
         if self.config.model not in names():  # its code may need real tensors
-            return self.build()
+            return self.build(start=start)
         with torch.device("meta"):
-            return self.build()
+            return self.build(start=start)
 
     def load(self, checkpoint: str = "best") -> nn.Module:
         """The trained network, in evaluation mode; of an ensemble, all its members as one."""

@@ -82,7 +82,7 @@ def _train(
         if config.init != "none":
             begun.build(start=True)
         else:
-            begun.skeleton()
+            begun.skeleton(start=True)
     with claimed(run.path, new=True) if first else nullcontext() as run.claim:
         if first:
             remember(config.model)
