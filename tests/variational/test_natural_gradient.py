@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
+import multiprocessing
 import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -456,3 +459,50 @@ def test_the_documents_example_runs() -> None:
     names: dict[str, object] = {}
     exec(compile(code, "docs/natural-gradient.md", "exec"), names)
     assert all(bool(parameter.isfinite().all()) for parameter in names["model"].parameters())  # type: ignore[attr-defined]
+
+
+def _one_of_two(rank: int, port: int, answers: Any) -> None:
+    """A step of one of two processes, each with half of the images and noise of its own."""
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=2, rank=rank)
+    model, (x, y) = _distributed_network(), regression(20)
+    optimizer = dubito.NaturalGradient(model, lr=0.1, num_data=20)
+    shared = nn.parallel.DistributedDataParallel(model)
+    torch.manual_seed(rank)
+    squared(shared, x[rank::2], y[rank::2]).backward()
+    optimizer.step()
+    answers.put((rank, [parameter.tolist() for parameter in model.parameters()]))
+    torch.distributed.destroy_process_group()
+
+
+def _distributed_network() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        dubito.BayesLinear(4, 3, estimator="weight", initial_std=0.3), nn.LayerNorm(3), nn.Linear(3, 1)
+    )
+
+
+def test_two_processes_draw_apart_and_take_one_step_of_their_joined_gradient() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    processes = [context.Process(target=_one_of_two, args=(rank, port, answers)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = dict(answers.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+
+    model, (x, y) = _distributed_network(), regression(20)
+    optimizer = dubito.NaturalGradient(model, lr=0.1, num_data=20)
+    sums = []
+    for rank in range(2):  # two micro-batches, each under the noise of its process
+        torch.manual_seed(rank)
+        (squared(model, x[rank::2], y[rank::2]) / 2).backward()
+        sums.append(model[0].posteriors["weight"].rho.grad.clone())
+    assert not torch.allclose(sums[1], 2 * sums[0])
+    optimizer.step()
+    for rank in range(2):
+        for ours, theirs in zip(found[rank], model.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(ours), theirs.detach(), rtol=1e-12, atol=1e-14)
