@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, update_wrapper
@@ -37,6 +37,8 @@ def deep_copy(module: ModuleType, keep: Mapping[int, Any] | None = None) -> Modu
         for name, value in vars(part).items():
             if name not in _TORCHS_OWN:
                 memo |= {id(tensor): tensor.detach().clone() for tensor in _computed(value, set())}
+            elif type(value) in (OrderedDict, set) and not value:  # most of a layer, and slow to copy
+                memo[id(value)] = type(value)()
     copied = copy.deepcopy(module, memo)
     _substitute_attributes(copied, {id(part): memo[id(part)] for part in module.modules() if id(part) in memo})
     return copied
