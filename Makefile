@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .bench
 
-.PHONY: demo test bench lint types browser clean
+.PHONY: demo test bench zoo lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,10 @@ test: lint types browser
 # dubito against its peers, which get an environment of their own; OPTIONS=--quick only tries it.
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python -m benchmarks.peers $(OPTIONS)
+
+# The trained networks that come with dubito: trains, measures and packs those that are not there; hours.
+zoo: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo $(OPTIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ ORDER = (
         *("errors", "softplus", "files", "harmless", "progress", "linear_map", "memory", "limits", "class_names"),
         "foreign",
     ),
-    ("engines",),
+    ("engines", "zoo"),
     ("heads", "kernels"),
     ("noise",),
     ("variational",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dubito import data, decisions, models, training
+    from dubito import data, decisions, models, training, zoo
     from dubito.convert import Logits, prune, to_bayesian, to_deterministic
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dubito.prediction.predictor import Predictor, predict
     from dubito.runs.attached import attach_data
     from dubito.saving import load, save
+    from dubito.saving.hub import from_pretrained, push_to_hub, save_pretrained
     from dubito.serving.running import serve
     from dubito.variational.elbo import ELBO, FreeEnergy, KLSchedule
     from dubito.variational.kl import kl_divergence
@@ -67,11 +68,12 @@ _HOMES = {
     "prediction.predictor": ["Predictor", "predict"],
     "runs.attached": ["attach_data"],
     "saving": ["load", "save"],
+    "saving.hub": ["from_pretrained", "push_to_hub", "save_pretrained"],
     "serving.running": ["serve"],
     "heads.split": ["Prediction", "Regression", "decompose"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_SUBPACKAGES = ("data", "decisions", "models", "training")
+_SUBPACKAGES = ("data", "decisions", "models", "training", "zoo")
 
 __all__ = [
     "ELBO",
@@ -102,6 +104,7 @@ __all__ = [
     "estimator",
     "evaluate",
     "export",
+    "from_pretrained",
     "kl_divergence",
     "load",
     "log_softplus_normalize",
@@ -109,14 +112,17 @@ __all__ = [
     "models",
     "predict",
     "prune",
+    "push_to_hub",
     "report",
     "save",
+    "save_pretrained",
     "serve",
     "softplus_normalize",
     "summary",
     "to_bayesian",
     "to_deterministic",
     "training",
+    "zoo",
 ]
 
 

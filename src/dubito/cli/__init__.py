@@ -29,6 +29,7 @@ from dubito.cli import (
     reproduce,
     serve,
     train,
+    zoo,
 )
 from dubito.cli.failure import Debug, guarded
 from dubito.cli.terminal import examples
@@ -85,6 +86,7 @@ app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.add_typer(data.app, name="data", epilog=data.EXAMPLES)
 app.command("models", epilog=models.EXAMPLES)(models.models)
+app.command("zoo", epilog=zoo.EXAMPLES)(zoo.zoo)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
 from dubito.harmless import say
+from dubito.zoo import find_all
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,10 @@ SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run folders, or evaluated ensembles.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", callback=find_all, help="Two or more run folders, or evaluated ensembles."),
+    ],
     data: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Test images of another data set with the same classes.", show_default=False),

@@ -13,6 +13,7 @@ from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, TargetError
 from dubito.harmless import say
+from dubito.zoo import find, refuse_to_change
 
 if TYPE_CHECKING:
     from dubito.decisions import Measured, Rule
@@ -33,7 +34,10 @@ BAR = 40
 
 
 def decide(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that dubito train made.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", callback=find, help="Run folder that dubito train made.", show_default=False),
+    ],
     max_error: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Largest error among accepted images, such as 0.01.", show_default=False),
@@ -91,6 +95,7 @@ def decide(
 
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
     opened = Run.open(run)
+    refuse_to_change(run)
     require_writable(run / FILE)
     validation = validation_of(opened, moved=data, progress=True)
     if false_alarm is None and validation.prediction.novelty is not None:

@@ -11,6 +11,7 @@ import typer
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.terminal import examples
 from dubito.harmless import say
+from dubito.zoo import find_all
 
 __all__ = ["EXAMPLES", "ensemble"]
 
@@ -25,7 +26,10 @@ EXAMPLES = examples(
 
 def ensemble(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Two or more run folders of the same data.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="RUN", callback=find_all, help="Two or more run folders of the same data.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder.", show_default=False)],
     trust: Trust = False,

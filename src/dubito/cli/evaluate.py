@@ -19,6 +19,7 @@ from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import DubitoError, OptionError, RunError
 from dubito.harmless import say
+from dubito.zoo import find_all, place_for
 
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
@@ -65,7 +66,13 @@ OWN_FILES = (
 
 def evaluate(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders that dubito train made.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            callback=find_all,
+            help="Run folders that dubito train made, or zoo:NAME (dubito zoo lists them).",
+            show_default=False,
+        ),
     ],
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Treat the runs as one network that pools their draws.")
@@ -114,8 +121,8 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where the evaluation is kept. [dim]\\[default: the run folder; for an ensemble, ensemble-NAMES "
-            "beside the first run][/dim]",
+            help="Where the evaluation is kept. [dim]\\[default: the run folder, for zoo:NAME a folder NAME; for an "
+            "ensemble, ensemble-NAMES beside the first run][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -214,11 +221,14 @@ def _levels(text: str) -> tuple[float, ...]:
 def _home(group: Sequence[Path]) -> Path:
     """The folder that an evaluation is written to."""
     if len(group) == 1:
-        return group[0]
+        return place_for(group[0])
     from dubito.evaluation.storage import describe, is_kept
 
     names = "-".join(run.resolve().name for run in group)
-    wanted, first = sorted(run.resolve() for run in group), group[0].resolve().parent / f"ensemble-{names}"[:200]
+    wanted, first = (
+        sorted(run.resolve() for run in group),
+        place_for(group[0]).resolve().parent / f"ensemble-{names}"[:200],
+    )
     for number in itertools.count(1):
         home = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:

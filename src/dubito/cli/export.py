@@ -13,6 +13,7 @@ from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
+from dubito.zoo import find, place_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +37,15 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or that of dubito.save.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            callback=find,
+            help="Run folder, that of dubito.save, or zoo:NAME (dubito zoo lists them).",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +86,7 @@ def export(
     require_choice("--format", format, tuple(SUFFIXES))
     require_choice("--what", what, (None, "draws", "moments", "mean"))
     require_choice("--checkpoint", checkpoint, ("best", "last"))
-    file = out or Path(f"{run if run.name else run.resolve()}{SUFFIXES[format]}")
+    file = out or Path(f"{place_for(run) if run.name else run.resolve()}{SUFFIXES[format]}")
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     require_writable(file)

@@ -19,6 +19,7 @@ from dubito.errors import DataError, OptionError, unknown
 from dubito.harmless import say
 from dubito.progress import progress_bar
 from dubito.runs.config import LARGEST_SEED
+from dubito.zoo import find
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ EXAMPLES = examples(
     "dubito predict runs/first photos/ --calibrated --conformal",
     "dubito predict runs/first digits --samples 100",
     "dubito predict first.onnx photos/",
+    "dubito predict zoo:lenet5-mnist photos/",
     "dubito predict runs/first s3://bucket/images --engine ray --workers 8 --out predictions/",
     note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
     "confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth (of data sets, and of files "
@@ -76,7 +78,9 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Run folder that dubito train made, folder of dubito.save, or .onnx file that dubito export made.",
+            callback=find,
+            help="Run folder that dubito train made, folder of dubito.save, zoo:NAME (dubito zoo lists them), or .onnx "
+            "file that dubito export made.",
             show_default=False,
         ),
     ],

@@ -16,6 +16,7 @@ from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
+from dubito.zoo import find, place_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,10 @@ _COPIED = ("config.yaml", "network.json", "environment.json", "metrics.csv", "po
 
 
 def prune(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a Bayesian network.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", callback=find, help="Run folder of a Bayesian network.", show_default=False),
+    ],
     sparsity: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Share of the weights that become zero, such as 0.9.", show_default=False),
@@ -82,9 +86,10 @@ def prune(
         )
     network = opened.load(checkpoint)
     pruned(network, 0.0 if sparsity is None else sparsity)  # refuses what cannot be pruned before anything is read
-    folder = out or run
+    home = place_for(run)
+    folder = out or home
     if sparsity is not None:
-        folder = out or Path(f"{run if run.name else run.resolve()}-pruned-{100 * sparsity:.4g}")
+        folder = out or Path(f"{home if run.name else run.resolve()}-pruned-{100 * sparsity:.4g}")
         refuse_existing(folder)
     require_writable(folder / "pruning.csv")
     levels = sorted({*(LEVELS if curve else (0.0,)), *([] if sparsity is None else [sparsity])})

@@ -11,6 +11,7 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 from dubito.harmless import say
+from dubito.zoo import find, place_for
 
 __all__ = ["EXAMPLES", "report"]
 
@@ -26,7 +27,10 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Run folder that dubito train made, or an evaluation's.", show_default=False
+            metavar="RUN",
+            callback=find,
+            help="Run folder that dubito train made, or an evaluation's.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -63,7 +67,8 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write an HTML report: how good a network is, and how far its uncertainties can be trusted."""
-    folder, page = figures or run / "figures", out or run / "report.html"
+    home = place_for(run)
+    folder, page = figures or home / "figures", out or home / "report.html"
     if any(
         (run / name).exists() for name in ("config.yaml", "evaluation.safetensors")
     ):  # else there is more wrong with it

@@ -11,11 +11,13 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import choose_device, require_choice
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
+from dubito.zoo import find
 
 __all__ = ["EXAMPLES", "serve"]
 
 EXAMPLES = examples(
     "dubito serve runs/first",
+    "dubito serve zoo:lenet5-mnist",
     "dubito serve runs/mnist --port 8080 --samples 30",
     "DUBITO_API_KEY=... dubito serve runs/mnist --host 0.0.0.0",
     "curl -F images=@photo.png http://127.0.0.1:8000/predict",
@@ -25,7 +27,15 @@ EXAMPLES = examples(
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or that of dubito.save.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            callback=find,
+            help="Run folder, that of dubito.save, or zoo:NAME (dubito zoo lists them).",
+            show_default=False,
+        ),
+    ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,

@@ -14,6 +14,7 @@ from dubito.evaluation.images import found_at
 from dubito.evaluation.noise import NoiseLevel
 from dubito.evaluation.storage import read, write
 from dubito.runs.run import Run
+from dubito.zoo import is_here
 
 __all__ = ["Evaluation", "kept_settings"]
 
@@ -62,6 +63,8 @@ class Evaluation:
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Save it if the folder can be written, else warn: it will be evaluated again the next time."""
+        if is_here(folder):
+            return  # nobody expects a network that came with dubito to change
         try:
             self.save(folder)
         except OSError as error:

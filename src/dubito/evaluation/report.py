@@ -27,6 +27,7 @@ from dubito.files import write_atomically
 from dubito.foreign import reason_of
 from dubito.prediction import Predictor
 from dubito.runs.run import Run
+from dubito.zoo import find
 
 if TYPE_CHECKING:
     from dubito.evaluation.illustrations import Illustration
@@ -96,7 +97,8 @@ def evaluation_of(
     `samples` and `ood` None take whatever was evaluated, else 10 draws and no other data. If they differ from what is
     stored, all other settings stay as they were. The folder of an ensemble's evaluation is no run: it can be read only.
     """
-    stored = _stored(Path(folder), keep=ood is None)
+    folder = find(folder)
+    stored = _stored(folder, keep=ood is None)
     if stored is None:
         evaluation = evaluate(Run.open(folder), samples=samples or 10, ood=ood or (), progress=progress)
     else:

@@ -35,6 +35,7 @@ from dubito.files import write_atomically
 from dubito.foreign import parse_json, read_tensors, read_text, reading
 from dubito.runs.run import Run
 from dubito.runs.validation import check_labels, stored_prediction
+from dubito.zoo import refuse_to_change
 
 __all__ = ["describe", "is_kept", "read", "write"]
 
@@ -50,6 +51,7 @@ def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
     from safetensors.torch import save
 
     folder = Path(folder)
+    refuse_to_change(folder)
     parts: dict[str, Evaluated] = {"test": fields["test"], "validation": fields["validation"]}
     parts |= {f"ood/{name}": part for name, part in fields["ood"].items()}
     content = {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dubito.errors import DataError
 from dubito.foreign import FAULTS, parse_json, read_tensors, reason_of
+from dubito.zoo import find
 
 __all__ = ["load_weights", "read_weights"]
 
@@ -41,7 +42,7 @@ DRAWN = re.compile(r"(^|\.)(posteriors\.(weight|bias)|parametrizations\.\w+\.0\.
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a file or run folder by their names in a plain network."""
-    file = Path(path).expanduser()
+    file = find(path).expanduser()
     if file.is_dir():
         file = _in_folder(file)
     if not file.is_file():

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from dubito.errors import OptionError, unknown
 from dubito.foreign import read_yaml, reason_of
+from dubito.zoo import find
 
 __all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "by_todays_names", "configure", "restore", "with_defaults"]
 
@@ -101,7 +102,7 @@ class TrainingConfig:
     )
     init: str = _setting(
         "none",
-        "Trained weights to start from: a .safetensors file, a state dict of torch, or a run folder.",
+        "Trained weights to start from: a .safetensors file, a state dict of torch, a run folder, or zoo:NAME.",
     )
     freeze: str = _setting(
         "none", "Modules and parameters that do not learn: patterns of names, as in 'conv1,layer1.*'."
@@ -463,8 +464,10 @@ def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_run(init: Any) -> dict[str, Any]:
     """Settings that a training takes from the run folder that it starts from, unless given: those of its network."""
-    file = Path(str(init)).expanduser() / "config.yaml"
-    if not isinstance(init, str) or not file.is_file():
+    if not isinstance(init, str):
+        return {}
+    file = find(init).expanduser() / "config.yaml"
+    if not file.is_file():
         return {}
     stored = _read_yaml(file)
     return {name: stored[name] for name in ("model", "activation", "norm", "head") if name in stored}

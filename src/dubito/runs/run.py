@@ -36,6 +36,7 @@ from dubito.runs.claim import BEGINNING, Claim
 from dubito.runs.config import TrainingConfig, restore
 from dubito.runs.description import DataDescription
 from dubito.runs.environment import environment
+from dubito.zoo import find, refuse_to_change
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,6 +78,7 @@ class Run:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file of the run atomically; an error if its folder is not there any more."""
+        refuse_to_change(self.path)
         if self.claim is not None:
             self.claim.check()
         try:
@@ -108,8 +110,8 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """The run in that folder."""
-        folder = Path(path)
+        """The run in that folder, or the one that ``zoo:NAME`` means."""
+        folder = find(path)
         if not folder.is_dir():
             raise RunError(f"There is no run folder {folder}; give the folder that `dubito train --out` made.")
         file = folder / "config.yaml"

@@ -29,6 +29,7 @@ from dubito.runs.description import DataDescription
 from dubito.runs.run import Run
 from dubito.saving.saved import DESCRIPTION, TENSORS, VERSION, member_folder
 from dubito.saving.tensors import read_tensors, unpack_tensors
+from dubito.zoo import find
 
 __all__ = ["is_saved", "load", "open_folder", "read_network", "saved_fingerprint", "saved_temperature"]
 
@@ -43,7 +44,7 @@ def load(
     """The network of a run folder, or of one that :func:`dubito.save` made, in evaluation mode.
 
     Args:
-        path: the folder.
+        path: the folder, or ``zoo:NAME`` for a trained network that comes with dubito.
         checkpoint: of a run: ``best``, the epoch with the lowest validation NLL, or ``last``.
         into: an instance to load a saved network into, for one that :func:`dubito.models.build` did not make: a plain
             one is made Bayesian where the saved one was, a converted one must fit. It is changed and returned. For an
@@ -58,7 +59,7 @@ def load(
     ...     type(load(place)).__name__
     'Network'
     """
-    folder = Path(path)
+    folder = find(path)
     if is_saved(folder):
         with trusting(trust):
             return read_network(folder, into)
@@ -76,7 +77,7 @@ def open_folder(path: str | os.PathLike[str] | Run, checkpoint: str = "best") ->
     """The network of a run or of a saved network's folder; with the run, or with that folder."""
     if isinstance(path, Run):
         return path.load(checkpoint), path
-    folder = Path(path)
+    folder = find(path)
     if not is_saved(folder):
         run = Run.open(folder)
         return run.load(checkpoint), run

@@ -39,6 +39,7 @@ from dubito.training.images import ImageData
 from dubito.training.members import begin_member, begun_members, member_config, starts_from_members
 from dubito.training.optimizers import optimizer_maker
 from dubito.variational.elbo import KLSchedule
+from dubito.zoo import find
 
 __all__ = ["resume", "train"]
 
@@ -298,7 +299,7 @@ def _class_weights(run: Run, images: ImageData) -> Tensor | None:
 
 def _require_same_outputs(run: Run) -> None:
     """Refuse to start from a run whose weights mean something else although they may fit."""
-    if not (Path(run.config.init).expanduser() / "config.yaml").is_file():
+    if not (find(run.config.init).expanduser() / "config.yaml").is_file():
         return
     begun = Run.open(run.config.init)
     for name in ("model", "activation", "norm", "head"):

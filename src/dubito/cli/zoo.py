@@ -1,0 +1,76 @@
+"""`dubito zoo`: the trained networks that come with dubito, the card of one of them, or a copy to work on."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dubito.cli.failure import Debug
+from dubito.cli.terminal import Column, examples, print_table
+from dubito.errors import OptionError
+from dubito.harmless import say
+from dubito.zoo import SCHEME, card, figures, find, names
+
+__all__ = ["EXAMPLES", "zoo"]
+
+EXAMPLES = examples(
+    "dubito zoo",
+    "dubito zoo lenet5-mnist",
+    "dubito zoo lenet5-mnist --out runs/mine",
+    "dubito serve zoo:lenet5-mnist",
+    note="zoo:NAME stands wherever a run folder may stand, in Python too: dubito.load('zoo:lenet5-mnist'). The "
+    "networks belong to the installation and stay as they are: a new decision rule, for example, is for a copy.",
+)
+
+
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show the card of this network.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Copy this network into a new run folder.", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """List the trained networks that come with dubito, with their figures on test images."""
+    if name is None:
+        if out is not None:
+            raise OptionError(
+                "--out is for a copy of one network: name it, as in `dubito zoo lenet5-mnist --out FOLDER`."
+            )
+        _list()
+    elif out is None:
+        say(card(name.removeprefix(SCHEME)).partition("\n---\n")[2].strip())
+    else:
+        _copy(find(SCHEME + name.removeprefix(SCHEME)), out)
+
+
+def _list() -> None:
+    columns = [Column("name"), Column("data"), Column("method", fold=True)]
+    columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "unfamiliar", "MB")]
+    print_table(columns, [_row(name, figures(name)) for name in names()])
+    say("\nAccuracy, negative log-likelihood and calibration error are those of test images.")
+    say("unfamiliar: area under the ROC curve of novelty, for test images against those of another data set.")
+    say("Next: dubito serve zoo:lenet5-mnist")
+
+
+def _row(name: str, found: dict[str, Any]) -> list[str]:
+    test, (other, scores) = found["test"], next(iter(found["ood"].items()))
+    size = sum(file.stat().st_size for file in find(SCHEME + name).iterdir())
+    numbers = [f"{test['accuracy']:.2%}", f"{test['nll']:.3f}", f"{test['ece']:.3f}"]
+    return [name, found["data"], found["method"], *numbers, f"{scores['novelty']:.3f} {other}", f"{size / 1e6:.1f}"]
+
+
+def _copy(folder: Path, out: Path) -> None:
+    from dubito.files import new_folder, refuse_existing
+
+    refuse_existing(out)
+    with new_folder(out) as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+    say(f"The copy of {folder.name} is in {out}.")
+    say(f"Next: dubito predict {shlex.quote(str(out))} IMAGES...")
