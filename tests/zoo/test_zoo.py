@@ -159,6 +159,11 @@ def test_the_list_has_the_figures_of_each(command) -> None:
     for name in NAMES:
         (row,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
         assert f"{zoo.figures(name)['test']['accuracy']:.2%}" in row
+    (best,) = [line for line in out.splitlines() if line.startswith("Best of their kind")]
+    losses = {name: zoo.figures(name)["validation"]["nll"] for name in ("lenet5-mnist", "lenet5-mnist-natural")}
+    assert [name in best.rstrip(".").partition(": ")[2].split(", ") for name in losses] == [
+        losses[name] == min(losses.values()) for name in losses
+    ]
 
 
 def test_a_card_is_shown_and_a_copy_is_a_run_of_ones_own(command, tmp_path: Path) -> None:

@@ -53,10 +53,20 @@ def zoo(
 def _list() -> None:
     columns = [Column("name"), Column("data"), Column("method", fold=True)]
     columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "unfamiliar", "MB")]
-    print_table(columns, [_row(name, figures(name)) for name in names()])
+    found = {name: figures(name) for name in names()}
+    print_table(columns, [_row(name, of_one) for name, of_one in found.items()])
     say("\nAccuracy, negative log-likelihood and calibration error are those of test images.")
     say("unfamiliar: area under the ROC curve of novelty, for test images against those of another data set.")
+    say(f"Best of their kind by validation NLL: {', '.join(_best(found))}.")
     say("Next: dubito serve zoo:lenet5-mnist")
+
+
+def _best(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Of each network and data set, the one that validation images speak for."""
+    best: dict[tuple[str, str], str] = {}
+    for name in sorted(found, key=lambda name: float(found[name]["validation"]["nll"])):
+        best.setdefault((found[name]["network"], found[name]["data"]), name)
+    return sorted(best.values())
 
 
 def _row(name: str, found: dict[str, Any]) -> list[str]:
