@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .bench
 
-.PHONY: demo test bench zoo lint types browser clean
+.PHONY: demo test bench zoo wheel lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ bench: $(BENCH)/.ready
 # The trained networks that come with dubito: trains, measures and packs those that are not there; hours.
 zoo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo $(OPTIONS)
+
+# The source archive and the wheel in dist, installed into a new environment and tried there.
+wheel: $(READY)
+	$(BIN)/python .ci/wheel.py $(OPTIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -64,6 +64,16 @@ class DubitoWarning(UserWarning):
     """Something works, but probably not as intended."""
 
 
+def missing(what: str, package: str | None, extra: str) -> DubitoError:
+    """The error for a package that an extra brings; it says what to type, installed or in a checkout.
+
+    >>> print(missing("Serving", "uvicorn", "serve"))
+    Serving needs uvicorn, which is missing: pip install 'dubito[serve]', or in a checkout pip install -e '.[serve]'.
+    """
+    install = f"pip install 'dubito[{extra}]', or in a checkout pip install -e '.[{extra}]'"
+    return DubitoError(f"{what} needs {package}, which is missing: {install}.")
+
+
 Choice = TypeVar("Choice", bound=Enum)
 
 LONGEST = 200

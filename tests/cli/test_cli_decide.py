@@ -73,7 +73,7 @@ def test_a_rule_for_other_weights_does_not_count(own_run: Path, dubito) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "There is no goal"),
+        ((), "No goal was given"),
         (("--max-error", 0.1, "--review", 0.1), "a rule has one goal"),
         (("--max-error", 0.00001), "1 in 100000 cannot be promised"),
         (("--review", 2), "review is 2"),

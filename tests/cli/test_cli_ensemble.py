@@ -18,7 +18,7 @@ def test_an_ensemble_is_trained_and_used_as_any_other_run(dubito) -> None:
     result = dubito("train", *QUICK, "--members", 2, "--out", "two")
     assert result.code == 0
     assert "Training an ensemble of 2 frequentist lenet5 on digits" in result.out
-    for line in ("Member 1 of 2, seed 0", "Member 2 of 2, seed 1", "Together, by 2 draws: validation accuracy"):
+    for line in ("Member 1 of 2, seed 0", "Member 2 of 2, seed 1", "The ensemble with 2 draws: validation accuracy"):
         assert result.out.count(line) == 1
     assert result.out.count("1,294 training and 144 validation images") == 1
     assert "two is finished: all of its 2 epochs are done" in dubito("train", "--resume", "two").out
@@ -50,7 +50,7 @@ def _report(dubito) -> str:
 def test_trained_runs_become_an_ensemble(dubito, frequentist_run: Path, own_run: Path) -> None:
     made = dubito("ensemble", frequentist_run, own_run, "--out", "both")
     assert made.code == 0
-    assert made.out == "The ensemble of 2 is in both.\nNext: dubito evaluate both\n"
+    assert made.out == "The ensemble of 2 is in both.\nNext: dubito report both\n"
     run = Run.open("both")
     assert run.calibration().images == 144
     compared = dubito("compare", "both", own_run, "--bootstrap", 10, "--out", "compared.json")

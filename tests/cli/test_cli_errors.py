@@ -34,7 +34,7 @@ def assert_one_sentence(text: str) -> None:
         ("predict missing picture.png", 1, "no run folder missing"),
         ("predict missing", 2, "IMAGES"),
         ("predict missing picture.png --samples 0", 2, "--samples"),
-        ("predict missing picture.png --out table.xlsx", 1, ".csv, .jsonl, .ndjson, .parquet"),
+        ("predict missing picture.png --out table.xlsx", 1, ".csv, .json, .jsonl, .ndjson, .parquet, or - "),
         ("predict missing picture.png --sort size", 1, "'epistemic'"),
         ("predict missing picture.png --method sample", 1, "'weights', 'local', 'moments', 'mean'"),
         ("predict missing picture.png --checkpoint first", 1, "'best', 'last'"),

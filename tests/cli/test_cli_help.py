@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,7 +11,21 @@ import dubito as package
 from dubito.runs.config import TrainingConfig
 
 COMMANDS = [
-    *("", "train", "predict", "evaluate", "compare", "report", "prune", "export", "serve", "reproduce", "bench"),
+    *(
+        "",
+        "train",
+        "predict",
+        "evaluate",
+        "decide",
+        "compare",
+        "ensemble",
+        "report",
+        "prune",
+        "export",
+        "serve",
+        "reproduce",
+        "bench",
+    ),
     *("data", "data list", "data get", "models"),
 ]
 HEAVY = ("torch", "pytorch_lightning", "pooch", "numpy", "sklearn", "pyarrow")
@@ -36,6 +51,7 @@ def test_help_has_an_example_and_imports_nothing_heavy() -> None:
         assert "Example" in text, command
         assert f"dubito {command}".strip() in text.split("Example", 1)[1]
         assert "--debug" in text
+        assert not re.search(r"<\w", text), f"{command} shows a type of Python"
         assert all(len(line.rstrip()) <= 80 for line in text.splitlines()), command
 
 

@@ -38,6 +38,8 @@ def read(path: Path) -> list[dict[str, Any]]:
         from pyarrow import parquet
 
         return parquet.read_table(path).to_pylist()
+    if path.suffix == ".json":
+        return json.loads(path.read_text(encoding="utf-8"))
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -88,7 +90,7 @@ def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
     assert sum(row["label"] == row["truth"] for row in rows) > 0.2 * len(rows)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson", ".parquet"])
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".ndjson", ".parquet"])
 def test_every_format_holds_the_same_rows(dubito, digits_run: Path, pictures: list[Path], suffix: str) -> None:
     broken = pictures[0].with_name('broken,"näme".png')
     broken.write_bytes(b"nonsense")
@@ -99,6 +101,14 @@ def test_every_format_holds_the_same_rows(dubito, digits_run: Path, pictures: li
     assert tables[0] == tables[1]
     assert len(tables[0]) == 7
     assert [path.name for path in Path("new").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_dash_prints_what_a_csv_file_would_hold_and_nothing_else(dubito, digits_run: Path, pictures) -> None:
+    assert dubito("predict", digits_run, "pictures", "--out", "table.csv").code == 0
+    printed = dubito("predict", digits_run, "pictures", "--out", "-")
+    assert (printed.code, printed.err) == (0, "")
+    assert printed.out == Path("table.csv").read_text()
+    assert not Path("-").exists()
 
 
 def test_an_unreadable_image_becomes_a_row_and_the_rest_goes_on(dubito, digits_run: Path, pictures: list[Path]) -> None:
@@ -156,7 +166,8 @@ def test_rows_are_sorted_by_what_found_mistakes_best_on_validation(dubito, own_r
     assert values == sorted(values, reverse=best != "confidence")
     (own_run / "calibration.json").unlink()
     result = dubito("predict", own_run, "digits", "--out", "table.csv")
-    assert "Rows are in the order given: there is no validation record" in result.err
+    assert "Rows are in the order given: " in result.err
+    assert "has no validation record of these weights" in result.err
     assert [row["path"] for row in read(Path("table.csv"))][:3] == [f"digits/test/{index}" for index in range(3)]
 
 
@@ -203,7 +214,7 @@ def test_calibrated_probabilities_and_conformal_sets(dubito, own_run: Path, pict
     assert torch.equal(plain.epistemic, expected.epistemic)
     result = dubito("predict", own_run, *pictures, "--calibrated", "--checkpoint", "last")
     assert result.code == 1
-    assert "--calibrated is fitted to the best weights" in result.err
+    assert "--calibrated needs the best weights" in result.err
 
 
 def test_the_seed_decides_the_numbers(dubito, digits_run: Path, pictures: list[Path]) -> None:

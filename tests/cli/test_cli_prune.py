@@ -37,6 +37,18 @@ def test_a_pruned_run_is_a_smaller_run_with_exact_zeros(dubito, digits_run: Path
     assert round(sparsity(package.load(tmp_path / "again")), 4) == 0.95
 
 
+def test_a_sparsity_that_makes_the_network_worse_is_told_with_the_largest_that_does_not(
+    dubito, digits_run: Path, tmp_path: Path
+) -> None:
+    result = dubito("prune", digits_run, "--sparsity", 0.99, "--out", tmp_path / "ruined", "--samples", 2)
+    assert (result.code, (tmp_path / "ruined").is_dir()) == (0, True)
+    assert "Warning: a sparsity of 0.99 makes the network worse: on 144 validation images accuracy" in result.err
+    offered = float(result.err.split("without harm is ")[1].split(":")[0])
+    assert 0.1 <= offered < 0.99
+    again = dubito("prune", digits_run, "--sparsity", offered, "--out", tmp_path / "good", "--samples", 2)
+    assert (again.code, again.err) == (0, "")
+
+
 def test_the_curve_is_a_table_and_a_figure(dubito, digits_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "pruned"
     result = dubito("prune", digits_run, "--curve", "--sparsity", 0.33, "--out", out, "--samples", 1)

@@ -29,10 +29,12 @@ def test_training_says_what_it_does_and_what_comes_next(dubito, tmp_path: Path) 
         "1,294 training and 144 validation images of 10 classes, 32 x 32 pixels in gray; 123,412 parameters."
         in result.out
     )
-    reached = "reached over 2 epochs, of which there are only 1"
+    reached = "reached over 2 epochs, but the training has only 1"
     assert f"Temperature 0.05 (1 would be the exact free energy), {reached}, prior learned." in result.out
     assert "Best epoch 1 of 1: validation accuracy " in result.out
-    assert result.out.endswith("The run is in runs/first.\nNext: dubito predict runs/first IMAGES...\n")
+    assert result.out.endswith(
+        "The run is in runs/first.\nNext: dubito report runs/first, or dubito predict runs/first IMAGES...\n"
+    )
     assert len(run_of(tmp_path / "runs/first").metrics()) == 1
 
 
@@ -71,7 +73,7 @@ def test_resuming_a_finished_run_makes_a_missing_validation_record(dubito, own_r
     (own_run / "calibration.json").unlink()
     result = dubito("train", "--resume", own_run)
     assert result.code == 0
-    assert "all epochs done, but no validation record" in result.out
+    assert "all epochs done, the validation record is missing" in result.out
     for name in ("calibration.json", "validation.safetensors"):
         assert (own_run / name).read_bytes() == (digits_run / name).read_bytes()
 
@@ -132,7 +134,7 @@ def test_a_machine_that_waits_for_others_says_so(dubito, monkeypatch: pytest.Mon
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
     monkeypatch.delenv("MASTER_PORT", raising=False)
     result = dubito("train", "--num-nodes", 2, "--out", "run")
-    assert "Waiting at 10.0.0.7:MASTER_PORT until all 2 machines are there." in result.out
+    assert "Waiting at 10.0.0.7:MASTER_PORT for all 2 machines." in result.out
     assert result.err == "Here it would wait.\n"
 
 
@@ -142,6 +144,6 @@ def test_a_loss_that_exploded_is_told_with_what_helps(dubito) -> None:
     assert result.code == 0, result.err
     first, last = (float(row["train_nll"]) for row in run_of(Path("wild")).metrics())
     assert last > 2 * first
-    assert "The loss has exploded" in result.out
-    assert "--clip 3 or a lower --learning-rate." in result.out
+    assert "The training diverged" in result.out
+    assert "--clip 3 or a smaller --learning-rate." in result.out
     assert "exploded" not in dubito("train", *options, "--out", "tame").out

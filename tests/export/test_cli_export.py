@@ -68,8 +68,8 @@ def test_options_that_make_no_sense_for_a_file_are_refused(dubito, digits_onnx: 
         code, out, err = dubito("predict", digits_onnx, "digits", *option)
         assert (code, out) == (1, "")
         assert err == (
-            f"{option[0]} makes no sense for {digits_onnx}, an exported network that runs as it is on the CPU; "
-            "leave it out.\n"
+            f"{option[0]} cannot be used with {digits_onnx}, an exported network, which always runs in the same "
+            "way on the CPU; leave it out.\n"
         )
 
 
@@ -105,7 +105,12 @@ def test_failure_leaves_an_earlier_file_alone(dubito, digits_run: Path, monkeypa
 
 def test_missing_packages_are_named(dubito, digits_run: Path, digits_onnx: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    expected = (1, "", "ONNX needs onnxruntime, which is missing: pip install 'dubito[onnx]'.\n")
+    expected = (
+        1,
+        "",
+        "ONNX needs onnxruntime, which is missing: pip install 'dubito[onnx]', or in a checkout pip install -e "
+        "'.[onnx]'.\n",
+    )
     assert dubito("predict", digits_onnx, "digits") == expected
     assert dubito("export", digits_run, "--out", "model.onnx") == expected
 

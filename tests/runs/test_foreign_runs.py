@@ -80,7 +80,7 @@ def test_a_linked_file_is_not_quoted(own_run: Path, tmp_path: Path) -> None:
     [
         ({"members": 10**9}, "members is 1000000000, but must be at most 1000"),
         ({"epochs": 10**400}, "epochs is"),
-        ({"model": ["lenet5"]}, "must be of type str"),
+        ({"model": ["lenet5"]}, "must be text"),
         ({"model": "a" * 10**6}, "model has 1000000 characters"),
         ({"head": ["softmax"]}, "head is"),
         ({"head": "x" * 5000}, "head is"),

@@ -62,7 +62,9 @@ def test_a_missing_run_and_a_missing_extra_are_told(served_run, tmp_path, capsys
         return importing(name, *given)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert "needs uvicorn, which is missing: pip install 'dubito[serve]'." in failure(capsys, served_run)
+    assert "needs uvicorn, which is missing: pip install 'dubito[serve]', or in a checkout" in failure(
+        capsys, served_run
+    )
 
 
 def without_data(run: Path, folder: Path, *left_out: str) -> Path:

@@ -197,8 +197,8 @@ def test_each_member_starts_from_the_member_of_its_number(pair: Path, data: str,
     ("settings", "match"),
     [
         ({"members": 0}, "members is 0, but must be at least 1"),
-        ({"members": 2, "devices": 2}, "only one process trains an ensemble"),
-        ({"members": 2, "head": "kendall_gal"}, "members of an ensemble need softplus or softmax"),
+        ({"members": 2, "devices": 2}, "an ensemble is trained by one process"),
+        ({"members": 2, "head": "kendall_gal"}, "an ensemble needs the head softplus or softmax"),
         ({"members": 2, "seed": LARGEST_SEED}, "seed is .*, but must be at most"),
     ],
 )

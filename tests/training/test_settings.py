@@ -11,6 +11,7 @@ import pytest
 
 import dubito
 from dubito.errors import OptionError
+from dubito.runs.config import restore
 from dubito.training import configure
 
 
@@ -74,8 +75,8 @@ def test_every_network_of_the_registry_can_be_chosen(name: str) -> None:
         ({"model": "lenet6"}, r"model is 'lenet6', but must be one of 'lenet5', .*; the nearest is 'lenet5'"),
         ({"size": -1}, r"size is -1, but must be at least 0"),
         ({"epochs": 0}, r"epochs is 0, but must be at least 1"),
-        ({"epochs": 2.5}, r"epochs is 2.5, but must be of type int"),
-        ({"augment": "perhaps"}, r"augment is 'perhaps', but must be of type bool"),
+        ({"epochs": 2.5}, r"epochs is 2.5, but must be a whole number"),
+        ({"augment": "perhaps"}, r"augment is 'perhaps', but must be true or false"),
         ({"head": "sigmoid"}, r"head is 'sigmoid', but must be one of 'softplus', 'softmax', 'kendall_gal'"),
         ({"learning_rate": -1}, r"learning_rate is -1.0, but must be positive"),
         ({"initial_std": -1}, r"initial_std is -1.0, but must be positive"),
@@ -84,7 +85,7 @@ def test_every_network_of_the_registry_can_be_chosen(name: str) -> None:
         ({"seed": 10**20}, r"seed is 100000000000000000000, but must be at most"),
         ({"validation_fraction": 1.0}, r"validation_fraction is 1.0"),
         ({"hessian_rate": 2}, r"hessian_rate is 2.0, but must be at most 1"),
-        ({"optimizer": "natural", "inference": "dropout"}, r"natural, which learns posteriors, but inference is dropo"),
+        ({"optimizer": "natural", "inference": "dropout"}, r"natural, which needs the inference vi, but"),
         ({"optimizer": "natural", "preset": "paper"}, r"needs the posterior std, but posterior is alpha: add --poster"),
         ({"batch_size": 5, "devices": 2}, r"batch_size is 5, but must be a multiple of the 2 processes"),
     ],
@@ -110,11 +111,16 @@ def test_settings_do_not_wait_for_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_settings_of_earlier_versions_have_their_names_of_today() -> None:
+    assert configure(accelerator="cpu").device == "cpu"
+    assert restore({"accelerator": "gpu"}).device == "gpu"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"class_weights": "balance"}, "class_weights is 'balance', but must be none, balanced, or a number"),
-        ({"class_weights": "1,-2"}, "none negative"),
+        ({"class_weights": "1,-2"}, "not negative"),
         ({"class_weights": "0,0"}, "not all 0"),
         ({"class_weights": "1,nan"}, "finite"),
         ({"label_smoothing": 1.5}, "label_smoothing is 1.5, but must lie in 0"),

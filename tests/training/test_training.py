@@ -277,14 +277,12 @@ def test_a_start_that_fails_leaves_no_folder_in_the_way(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("foo", "accelerator is 'foo', but must be one of"), ("gpu", "finds none")]
-)
-def test_an_accelerator_that_is_not_there_is_refused_at_once(name: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("foo", "device is 'foo', but must be one of"), ("gpu", "finds none")])
+def test_a_device_that_is_not_there_is_refused_at_once(name: str, words: str, tmp_path: Path) -> None:
     if name == "gpu" and (torch.cuda.is_available() or torch.backends.mps.is_available()):
         pytest.skip("it is there")
     with pytest.raises(OptionError, match=words):
-        train(configure(**SMALL, accelerator=name), tmp_path / "run", console=quiet)
+        train(configure(**SMALL, device=name), tmp_path / "run", console=quiet)
     assert not (tmp_path / "run").exists()
 
 

@@ -32,6 +32,7 @@ from dubito.cli import (
     zoo,
 )
 from dubito.cli.failure import Debug, guarded
+from dubito.cli.help import Command, Group
 from dubito.cli.terminal import examples
 from dubito.memory import keep_freed_memory
 
@@ -45,6 +46,7 @@ EXAMPLES = examples(
 
 app = typer.Typer(
     name="dubito",
+    cls=Group,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -63,7 +65,7 @@ def _print_version(asked: bool) -> None:
 def dubito(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -72,21 +74,21 @@ def dubito(
         typer.echo(context.get_help())
 
 
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
-app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("decide", epilog=decide.EXAMPLES)(decide.decide)
-app.command("report", epilog=report.EXAMPLES)(report.report)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command("ensemble", epilog=ensemble.EXAMPLES)(ensemble.ensemble)
-app.command("prune", epilog=prune.EXAMPLES)(prune.prune)
-app.command("export", epilog=export.EXAMPLES)(export.export)
-app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
-app.add_typer(data.app, name="data", epilog=data.EXAMPLES)
-app.command("models", epilog=models.EXAMPLES)(models.models)
-app.command("zoo", epilog=zoo.EXAMPLES)(zoo.zoo)
+app.command("train", cls=Command, epilog=train.EXAMPLES)(train.train)
+app.command("predict", cls=Command, epilog=predict.EXAMPLES)(predict.predict)
+app.command("evaluate", cls=Command, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("decide", cls=Command, epilog=decide.EXAMPLES)(decide.decide)
+app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
+app.command("compare", cls=Command, epilog=compare.EXAMPLES)(compare.compare)
+app.command("reproduce", cls=Command, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command("ensemble", cls=Command, epilog=ensemble.EXAMPLES)(ensemble.ensemble)
+app.command("prune", cls=Command, epilog=prune.EXAMPLES)(prune.prune)
+app.command("export", cls=Command, epilog=export.EXAMPLES)(export.export)
+app.command("serve", cls=Command, epilog=serve.EXAMPLES)(serve.serve)
+app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
+app.add_typer(data.app, name="data", cls=Group, epilog=data.EXAMPLES)
+app.command("models", cls=Command, epilog=models.EXAMPLES)(models.models)
+app.command("zoo", cls=Command, epilog=zoo.EXAMPLES)(zoo.zoo)
 
 
 def run(arguments: Sequence[str]) -> int:

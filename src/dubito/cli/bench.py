@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug
+from dubito.cli.rows import STDOUT, json_writer
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say
@@ -23,10 +23,11 @@ __all__ = ["EXAMPLES", "bench"]
 EXAMPLES = examples(
     "dubito bench",
     "dubito bench --model lenet5,alexnet --repeats 15 --out bench.json",
-    note="Each way of training or predicting runs in a process of its own, and all take turns. Costs are multiples of "
-    "the frequentist twin's time in the same round, with quartiles: a training step; a prediction by draws against as "
-    "many passes of the twin; one image by 100 draws against a pass of 100 images. Memory is the peak of training "
-    "steps, or of predictions. Keep the machine quiet meanwhile.",
+    note="Each way of training or predicting runs in its own process, and they take turns. Costs are "
+    "multiples of the frequentist twin's time in the same round, with quartiles: a training "
+    "step; a prediction by draws against as many passes of the twin; one image by 100 draws "
+    "against a pass of 100 images. Memory is the peak of training steps, or of predictions. Do "
+    "not use the machine for anything else meanwhile.",
 )
 SECONDS = 20.0
 """How long each measure may take, about."""
@@ -34,24 +35,35 @@ SECONDS = 20.0
 
 def bench(
     model: Annotated[
-        str, typer.Option(metavar="NAMES", help="lenet5, alexnet, vgg16, or several with commas between.")
+        str, typer.Option(metavar="NAMES", help="Networks: lenet5, alexnet or vgg16, separated by commas.")
     ] = "lenet5",
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images at once.")] = 128,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of a prediction.")] = 10,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in a batch.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the weights for a prediction.")] = 10,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1, metavar="N", help="Threads of each process. [dim]\\[default: all cores][/dim]", show_default=False
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds at most, in which all take turns.")] = 9,
-    single: Annotated[bool, typer.Option(help="Also predict one image by 100 draws; takes long with vgg16.")] = True,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Most rounds of measurement.")] = 9,
+    single: Annotated[
+        bool,
+        typer.Option(
+            show_default=False,
+            help="Also measure one image with 100 draws; slow with vgg16. [dim]\\[default: yes][/dim]",
+        ),
+    ] = True,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write everything as JSON.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write everything to a .json file; - prints it, and nothing else.",
+            show_default=False,
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Measure training steps, predictions and peak memory against the frequentist twin."""
+    """Measure what being Bayesian costs: training steps, predictions and memory, beside the frequentist twin."""
     from dubito.benchmark import OURS, Frequentist, compare, measures_of, open_workers
     from dubito.models.architecture import architecture
 
@@ -74,11 +86,15 @@ def bench(
                 done = round(100 * share)
 
             found = compare(workers, measures, memory=True, advance=move)
-        _print(name, found, batch_size, samples)
+        if out != STDOUT:
+            _print(name, found, batch_size, samples)
         results["networks"][name] = found.to_json()
-    say(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
     if write:
         write(results)
+    if out == STDOUT:
+        return
+    say(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
+    if write:
         say(f"Everything is in {out}.")
 
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.evaluate import json_writer
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import Seed, choose_device, require_choice
-from dubito.cli.rows import require_matplotlib, require_writable
+from dubito.cli.rows import STDOUT, json_writer, require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
 from dubito.harmless import say
@@ -27,8 +26,9 @@ __all__ = ["EXAMPLES", "compare"]
 EXAMPLES = examples(
     "dubito compare runs/bayesian runs/frequentist runs/dropout",
     "dubito compare runs/a runs/b --out comparison.json --figure comparison.png",
-    note="A run that was evaluated already, with the same draws, seed and data, is not evaluated again; folders of "
-    "ensembles that dubito evaluate --ensemble wrote can be given too. Differences are against the first run.",
+    note="Runs that were already evaluated with the same draws, seed and data are not evaluated "
+    "again. Folders that dubito evaluate --ensemble wrote can be given too. Differences are "
+    "taken from the first run.",
 )
 
 FIGURES = (".png", ".svg", ".pdf")
@@ -51,28 +51,41 @@ SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", callback=find_all, help="Two or more run folders, or evaluated ensembles."),
+        typer.Argument(
+            metavar="RUN", callback=find_all, help="Two or more run folders, or folders of evaluated ensembles."
+        ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Test images of another data set with the same classes.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Another data set with the same classes, whose test images are used.",
+            show_default=False,
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each network.")] = 10,
-    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights of each network.")] = 10,
+    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Seed = 0,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
     ] = "best",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as JSON.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the comparison to a .json file; - prints it, and nothing else.",
+            show_default=False,
+        ),
     ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help=f"Also draw the comparison as a figure: {', '.join(FIGURES)}.", show_default=False
+            metavar="FILE", help=f"Also draw the comparison as a figure ({', '.join(FIGURES)}).", show_default=False
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    ] = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -95,6 +108,8 @@ def compare(
         write(found.to_dict())
     if figure:
         _draw(found, figure)
+    if out == STDOUT:
+        return
     _show(found)
     for path in filter(None, (out, figure)):
         say(f"Wrote {path}.")
@@ -155,7 +170,7 @@ def _with_data_there(settings: dict[str, Any]) -> dict[str, Any]:
             open_dataset(name, labelled=False)
             there.append(name)
         except DataError:
-            say(f"{name} cannot be read any more, so the new evaluation goes without it.", err=True)
+            say(f"{name} can no longer be read, so the new evaluation leaves it out.", err=True)
     return {**settings, "ood": there}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.help import Command, Group
 from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.harmless import say
 
@@ -17,11 +18,12 @@ __all__ = ["EXAMPLES", "app"]
 
 EXAMPLES = examples("dubito data list", "dubito data get mnist cifar10")
 _PLACES = (
-    "Data sets are looked for in DUBITO_MIRROR (a folder or URL), then in the cache (DUBITO_CACHE, else the user's "
-    "cache folder), then downloaded from their official sources into the cache."
+    "Data sets are searched in DUBITO_MIRROR (a folder or URL), then in the cache (DUBITO_CACHE, "
+    "or the user's cache folder). What is missing is downloaded from its official source into "
+    "the cache."
 )
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(cls=Group, invoke_without_command=True, rich_markup_mode="rich")
 
 
 @app.callback()
@@ -31,7 +33,7 @@ def data(context: typer.Context, debug: Debug = False) -> None:
         typer.echo(context.get_help())
 
 
-@app.command("list", epilog=examples("dubito data list", note=_PLACES))
+@app.command("list", cls=Command, epilog=examples("dubito data list", note=_PLACES))
 def list_(debug: Debug = False) -> None:
     """List the data sets with their sizes, and where they are on this machine."""
     from dubito.data import DATASETS, status
@@ -64,10 +66,10 @@ def list_(debug: Debug = False) -> None:
         # Titles and folders are too long for a column.
         folder = f" ({found[name].path})" if found[name].path else ""
         say(f"{name}: {info.title}{folder}")
-    say("your own: --data FOLDER, with a sub-folder per class, or --data FILE.npz")
+    say("Your own: --data FOLDER with one sub-folder per class, a .csv with the columns path and label, or an .npz.")
 
 
-@app.command("get", epilog=examples("dubito data get mnist", "dubito data get all", note=_PLACES))
+@app.command("get", cls=Command, epilog=examples("dubito data get mnist", "dubito data get all", note=_PLACES))
 def get(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME", help="Names of data sets (see dubito data list), or all.")
@@ -87,5 +89,5 @@ def get(
 
 def _where(found: Status) -> str:
     if found.path is None:
-        return f"{found.name}: comes with scikit-learn, there is nothing to get"
+        return f"{found.name}: comes with scikit-learn, nothing to download"
     return f"{found.name}: {found.path} ({found.place}, {size(found.bytes)})"

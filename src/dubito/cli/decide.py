@@ -25,9 +25,10 @@ EXAMPLES = examples(
     "dubito decide runs/mnist --max-error 0.01 --confidence 0.95",
     "dubito decide runs/mnist --review 0.1",
     "dubito decide runs/mnist --cost-wrong 50 --cost-review 1 --per-class",
-    note="The rule is kept in the run folder (decision.json); dubito predict, serve, report and export then give each "
-    "image's decision (accept, review or unfamiliar) with the reason. The promise is about images like the run's "
-    "validation images, which the rule is fitted to; test images only check it.",
+    note="The rule is stored in the run folder (decision.json). After that, dubito predict, serve, "
+    "report and export give the decision for each image (accept, review or unfamiliar) and the "
+    "reason. The guarantee holds for images like the run's validation images, to which the rule "
+    "is fitted; test images only check it.",
 )
 BAR = 40
 """Characters of the longest bar."""
@@ -40,50 +41,61 @@ def decide(
     ],
     max_error: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Largest error among accepted images, such as 0.01.", show_default=False),
+        typer.Option(
+            metavar="SHARE",
+            help="Goal: at most this share of errors among accepted images, such as 0.01.",
+            show_default=False,
+        ),
     ] = None,
     review: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share of images to review.", show_default=False)
+        float | None,
+        typer.Option(metavar="SHARE", help="Goal: review this share of the images, such as 0.1.", show_default=False),
     ] = None,
     min_coverage: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Least share of accepted images.", show_default=False)
+        float | None,
+        typer.Option(metavar="SHARE", help="Goal: accept at least this share of the images.", show_default=False),
     ] = None,
     cost_wrong: Annotated[
-        float | None, typer.Option(metavar="COST", help="Cost of an accepted mistake.", show_default=False)
+        float | None,
+        typer.Option(metavar="COST", help="Goal: least cost. Cost of a mistake that was accepted.", show_default=False),
     ] = None,
     cost_review: Annotated[
-        float | None, typer.Option(metavar="COST", help="Cost of a review.", show_default=False)
+        float | None, typer.Option(metavar="COST", help="Cost of a review, with --cost-wrong.", show_default=False)
     ] = None,
-    confidence: Annotated[float, typer.Option(metavar="SHARE", help="How sure the promise is to be.")] = 0.95,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence of the guarantee.")] = 0.95,
     false_alarm: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Refuse images as unfamiliar at this rate of false alarms; 0 for never. [dim]\\[default: 0.01 if the "
-            "run has novelty and 99 validation images][/dim]",
+            help="Refuse unfamiliar images, at this rate of false alarms; 0 refuses none. [dim]\\[default: "
+            "0.01 if the run has novelty and at least 99 validation images][/dim]",
             show_default=False,
         ),
     ] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="A promise for each predicted class.")] = False,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="Give a guarantee for each predicted class separately.")
+    ] = False,
     score: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Doubt by this score instead of the best, such as entropy.", show_default=False
+            metavar="NAME",
+            help="Score to rank predictions by: epistemic, aleatoric, entropy, mutual_information or confidence.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where the run's data is, if it has moved.", show_default=False),
+        typer.Option(metavar="NAME", help="Where the data of the run is now, if it was moved.", show_default=False),
     ] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Fit a rule that accepts predictions, has them reviewed or refuses images, with a guarantee."""
+    """Fit a rule that accepts, reviews or refuses predictions, with a guarantee."""
     goal: dict[str, Any] = {"max_error": max_error, "review": review, "min_coverage": min_coverage}
     goal |= {"cost_wrong": cost_wrong, "cost_review": cost_review}
     if all(value is None for value in goal.values()):
         raise OptionError(
-            "There is no goal: give --max-error, --review, --min-coverage, or --cost-wrong with --cost-review."
+            "No goal was given: add --max-error, --review, --min-coverage, or --cost-wrong with --cost-review."
         )
     import torch
 
@@ -102,7 +114,7 @@ def decide(
         false_alarm = usual_false_alarm(len(validation))
         if not false_alarm:
             few = f"{len(validation)} validation images are too few to refuse unfamiliar ones at 1 % false alarms"
-            say(f"{few}, so none is refused; --false-alarm gives a larger rate.")
+            say(f"{few}, so no image is refused. --false-alarm sets a larger rate.")
     options = {"confidence": confidence, "false_alarm": false_alarm or None, "per_class": per_class, "score": score}
     try:
         rule = fit_rule(opened, validation, **goal, **options)
@@ -168,7 +180,7 @@ def _show_risks(rule: Rule, validation: Validation) -> None:
     assert doubt is not None
     found = review(doubt, prediction.label != validation.labels)
     largest = max(row.error for row in found) or 1.0
-    say(f"\nReview the most doubtful images (by {rule.score.replace('_', ' ')}), and so many of the rest are wrong:")
+    say(f"\nShare of errors that remain if the most doubtful images (by {rule.score.replace('_', ' ')}) are reviewed:")
     columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
     rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)

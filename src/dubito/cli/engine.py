@@ -13,25 +13,27 @@ __all__ = ["Address", "EngineName", "GpusPerWorker", "Workers", "choose_engine"]
 
 EngineName = Annotated[
     str,
-    typer.Option("--engine", metavar="NAME", help="What carries the work: local (this process) or ray (a cluster)."),
+    typer.Option("--engine", metavar="NAME", help="Where the work runs: local (this process) or ray (a cluster)."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", min=1, help="Processes of the engine ray.", show_default="one a core"),
+    typer.Option(
+        "--workers", metavar="N", min=1, help="Number of processes, with --engine ray.", show_default="one per core"
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="A running Ray cluster, or auto for the one that this machine belongs to. "
-        "[dim]\\[default: one on this machine that ends with the command][/dim]",
+        help="Ray cluster to connect to, or auto for the one this machine belongs to. [dim]\\[default: a "
+        "new one on this machine][/dim]",
         show_default=False,
     ),
 ]
 GpusPerWorker = Annotated[
     float | None,
-    typer.Option("--gpus-per-worker", metavar="G", min=0, help="GPUs of each process, or a share of one."),
+    typer.Option("--gpus-per-worker", metavar="G", min=0, help="GPUs of each process; may be a fraction."),
 ]
 
 

@@ -18,9 +18,9 @@ __all__ = ["EXAMPLES", "ensemble"]
 EXAMPLES = examples(
     "dubito ensemble runs/a runs/b runs/c --out runs/three",
     "dubito evaluate runs/three",
-    note="The new folder holds copies of the best weights and is used as any other run. Its validation record is of "
-    "the images that every member held out: train members with one --split-seed. dubito train --members trains an "
-    "ensemble in one go.",
+    note="The new folder holds copies of the best weights and is used like any other run. Train the "
+    "members with the same --split-seed: only images that no member was trained on can validate "
+    "the ensemble. dubito train --members trains an ensemble in one step.",
 )
 
 
@@ -28,7 +28,10 @@ def ensemble(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN", callback=find_all, help="Two or more run folders of the same data.", show_default=False
+            metavar="RUN",
+            callback=find_all,
+            help="Two or more run folders trained on the same data.",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder.", show_default=False)],
@@ -43,4 +46,4 @@ def ensemble(
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
     made = assemble(runs, out, progress=True)
     say(f"The ensemble of {made.config.members} is in {out}.")
-    say(f"Next: dubito evaluate {shlex.quote(str(out))}")
+    say(f"Next: dubito report {shlex.quote(str(out))}")

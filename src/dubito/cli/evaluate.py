@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,24 +14,25 @@ import typer
 from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.predict import Seed, choose_device, require_choice
-from dubito.cli.rows import require_writable
+from dubito.cli.rows import STDOUT, json_writer, require_writable
 from dubito.cli.terminal import Column, examples, print_table
-from dubito.errors import DubitoError, OptionError, RunError
+from dubito.errors import OptionError, RunError
 from dubito.harmless import say
 from dubito.zoo import find_all, place_for
 
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
 
-__all__ = ["EXAMPLES", "evaluate", "json_writer"]
+__all__ = ["EXAMPLES", "evaluate"]
 
 EXAMPLES = examples(
     "dubito evaluate runs/first --ood mnist --out metrics.json",
     "dubito evaluate runs/mnist --ood fashion-mnist --noise 0,0.1,0.2,0.3",
     "dubito evaluate runs/a runs/b runs/c --ensemble",
-    note="Predictions and metrics are kept in the run folder (evaluation.json, evaluation.safetensors), where dubito "
-    "report and dubito compare find them. Intervals are of 95 % and cover images and draws. Temperature scaling and "
-    "conformal sets are calibrated on the images that the training held out.",
+    note="Predictions and metrics are stored in the run folder (evaluation.json, "
+    "evaluation.safetensors), where dubito report and dubito compare find them. Intervals are 95 "
+    "% intervals over images and draws. Temperature scaling and conformal sets are fitted on the "
+    "validation images.",
 )
 
 TITLES = {
@@ -70,71 +70,87 @@ def evaluate(
         typer.Argument(
             metavar="RUN",
             callback=find_all,
-            help="Run folders that dubito train made, or zoo:NAME (dubito zoo lists them).",
+            help="Run folders, or zoo:NAME (dubito zoo lists them).",
             show_default=False,
         ),
     ],
-    ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Treat the runs as one network that pools their draws.")
-    ] = False,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Evaluate the runs together, as one ensemble.")] = False,
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Test images of another data set with the same classes.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Another data set with the same classes, whose test images are used.",
+            show_default=False,
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
     ood: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Out-of-distribution data set: its test images should be uncertain. May be given several times.",
+            help="Data set of other things, for which the network should be uncertain. Can be given several times.",
             show_default=False,
         ),
     ] = None,
     noise: Annotated[
-        str, typer.Option(metavar="LIST", help="Standard deviations of noise added to pixels in [0, 1], or none.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Levels of pixel noise (standard deviations, for pixels from 0 to 1), or none."
+        ),
     ] = "0,0.1,0.2,0.3",
     noise_images: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Test images that get noise, 0 for all.")
+        int, typer.Option(metavar="N", min=0, help="Number of test images for the noise test; 0 for all.")
     ] = 2000,
     coverage: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="How often conformal sets are to hold the true class. [dim]\\[default: what suits the accuracy on "
-            "validation images, at least 0.9][/dim]",
+            help="How often a conformal set should contain the true class. [dim]\\[default: chosen from the "
+            "validation accuracy, at least 0.9][/dim]",
             show_default=False,
         ),
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option("--calibrated", help="Measure calibrated probabilities, by the temperature of validation images."),
+        typer.Option(
+            "--calibrated", help="Evaluate calibrated probabilities (temperature scaling on validation images)."
+        ),
     ] = False,
-    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Resamples for the intervals.")] = 1000,
+    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")] = 1000,
     seed: Seed = 0,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
     ] = "best",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the metrics to this JSON file.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the metrics to a .json file; - prints them, and nothing else.",
+            show_default=False,
+        ),
     ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where the evaluation is kept. [dim]\\[default: the run folder, for zoo:NAME a folder NAME; for an "
+            help="Where to store the evaluation. [dim]\\[default: the run folder, for zoo:NAME a folder NAME; for an "
             "ensemble, ensemble-NAMES beside the first run][/dim]",
             show_default=False,
         ),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Classes shown, the worst first; 0 for all.")] = 10,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of classes to show, worst first; 0 for all.")
+    ] = 10,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
+        int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
     ] = 256,
     engine: EngineName = "local",
     workers: Workers = None,
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    ] = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -144,12 +160,10 @@ def evaluate(
     carrier = choose_engine(engine, workers, address, gpus_per_worker)
     groups = [runs] if ensemble else [[run] for run in runs]
     if len(groups) > 1 and (out or folder):
-        raise OptionError(
-            f"--{'out' if out else 'folder'} is for one evaluation, but without --ensemble each run is one."
-        )
+        raise OptionError(f"--{'out' if out else 'folder'} needs a single evaluation: give one run, or add --ensemble.")
     homes = {place.resolve() for place in (*runs, *(folder or _home(group) for group in groups))}
     if out and out.resolve().parent in homes and out.name in OWN_FILES:
-        raise OptionError(f"--out is {out}, a file of the run or the evaluation itself: choose another name.")
+        raise OptionError(f"--out is {out}, which the run itself uses: choose another name.")
     write = json_writer(out) if out else None
     import torch
 
@@ -187,26 +201,13 @@ def evaluate(
         if write:
             write(found.metrics)
         found.save(home)  # before printing, which fails if the reader of a pipe has gone
+        if out == STDOUT:
+            return
         if number:
             say()
         show(found, top)
         say(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
         say(f"Next: dubito report {shlex.quote(str(home))}")
-
-
-def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
-    """A function that writes a JSON file atomically; a file that cannot be written is refused at once."""
-    require_writable(path)
-
-    def write(content: dict[str, Any]) -> None:
-        from dubito.files import write_atomically
-
-        try:
-            write_atomically(path, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-        except OSError as error:  # which would name the temporary file
-            raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
-
-    return write
 
 
 def _levels(text: str) -> tuple[float, ...]:
@@ -215,7 +216,7 @@ def _levels(text: str) -> tuple[float, ...]:
     try:
         return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
-        raise OptionError(f"--noise is {text!r}, but must be numbers with commas between, such as 0,0.1,0.2.") from None
+        raise OptionError(f"--noise is {text!r}, but must be numbers separated by commas, such as 0,0.1,0.2.") from None
 
 
 def _home(group: Sequence[Path]) -> Path:
@@ -257,8 +258,8 @@ def _warn_of_loss(home: Path, data: str, ood: Sequence[str], noise: Sequence[flo
         return  # there is none that could be lost
     if lost:
         say(
-            f"The evaluation in {home} has {', '.join(lost)}, which this one lacks; it will take its place unless "
-            "--folder names another.",
+            f"The evaluation in {home} includes {', '.join(lost)}. The new one does not, and will replace "
+            "it; give --folder to keep both.",
             err=True,
         )
 
@@ -356,7 +357,7 @@ def _words(name: str) -> str:
 
 
 def _show_other(name: str, scores: dict[str, Any]) -> None:
-    _title(f"How well each uncertainty tells {name} apart")
+    _title(f"How well each uncertainty separates {name} from the test images")
     columns = (
         Column("uncertainty"),
         Column("AUROC", number=True),

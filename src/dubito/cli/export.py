@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,9 +30,10 @@ EXAMPLES = examples(
     "dubito export runs/mnist --calibrated --out mnist.onnx",
     "dubito export runs/mnist --format torch --out mnist.pt2",
     "dubito predict mnist.onnx photos/",
-    note="The file takes images as bytes (N, C, H, W), normalises them itself, and gives probabilities, aleatoric "
-    "and epistemic uncertainty, entropy and mutual information; also novelty, conformal sets, and the decisions of "
-    "dubito decide, where the run has them. It holds the class names too.",
+    note="The file takes images as bytes (N, C, H, W), normalises them, and returns probabilities, "
+    "aleatoric and epistemic uncertainty, entropy and mutual information. If the run has them, "
+    "it also returns novelty, conformal sets and the decisions of dubito decide. It contains the "
+    "class names.",
 )
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
@@ -42,23 +44,26 @@ def export(
         typer.Argument(
             metavar="RUN",
             callback=find,
-            help="Run folder, that of dubito.save, or zoo:NAME (dubito zoo lists them).",
+            help="Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The file to write. [dim]\\[default: RUN.onnx or RUN.pt2][/dim]", show_default=False
+            metavar="FILE", help="File to write. [dim]\\[default: RUN.onnx or RUN.pt2][/dim]", show_default=False
         ),
     ] = None,
-    format: Annotated[str, typer.Option(metavar="NAME", help="onnx, or torch (torch.export's .pt2).")] = "onnx",
+    format: Annotated[
+        str, typer.Option(metavar="NAME", help="File format: onnx, or torch (.pt2 of torch.export).")
+    ] = "onnx",
     what: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="draws (the networks that dubito predict draws with --seed 0), moments (one pass with means and "
-            "variances) or mean (no epistemic uncertainty). [dim]\\[default: draws; frequentist: mean][/dim]",
+            help="How the file predicts: draws (the same weight draws as dubito predict --seed 0), moments "
+            "(one pass with means and variances) or mean (no epistemic uncertainty). [dim]\\[default: "
+            "draws; frequentist: mean][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -67,20 +72,21 @@ def export(
         typer.Option(
             metavar="N",
             min=1,
-            help="Draws in the graph, with --what draws. [dim]\\[default: 10][/dim]",
+            help="Draws of the weights in the file, with --what draws. [dim]\\[default: 10][/dim]",
             show_default=False,
         ),
     ] = None,
     calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Calibrate the probabilities by the run's temperature, in the graph.")
+        bool,
+        typer.Option("--calibrated", help="Calibrate the probabilities in the file, by the temperature of the run."),
     ] = False,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
     ] = "best",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
-    """Write a network as one ONNX or PyTorch file that needs no dubito."""
+    """Write a network as one ONNX or PyTorch file that runs without dubito."""
     from rich.console import Console
 
     require_choice("--format", format, tuple(SUFFIXES))
@@ -113,6 +119,8 @@ def export(
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     say(f"Wrote {file} ({size(file.stat().st_size)}).")
+    if format == "onnx":
+        say(f"Next: dubito predict {shlex.quote(str(file))} IMAGES...")
 
 
 def _saved_fitted(folder: Path, network: nn.Module, drawn: bool, calibrated: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 # `guarded` looks for it among the arguments, because it must work even when they cannot be parsed; here it is only
 # declared, so that it is allowed before and after the command and help shows it.
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error, and all warnings.")]
 
 
 def _trust(asked: bool) -> bool:
@@ -40,7 +40,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Run the function that the network is built by, if it is package.module:function of somebody else's run.",
+        help="Allow running the function (package.module:function) that builds the network of someone else's run.",
     ),
 ]
 

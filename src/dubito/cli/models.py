@@ -48,15 +48,17 @@ class _Network:
 
 
 def models(
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Show this network layer by layer.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network to show layer by layer.")] = None,
     classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")] = 10,
-    channels: Annotated[int, typer.Option(min=1, metavar="N", help="1 for gray images, 3 for colour.")] = 1,
+    channels: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Channels of the images: 1 (gray) or 3 (colour).")
+    ] = 1,
     size: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Height and width of the images, in pixels. [dim]\\[default: the network's usual][/dim]",
+            help="Height and width of the images, in pixels. [dim]\\[default: the usual size of the network][/dim]",
             show_default=False,
         ),
     ] = None,

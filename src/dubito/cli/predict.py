@@ -13,7 +13,7 @@ import typer
 
 from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.rows import Table, writer
+from dubito.cli.rows import STDOUT, Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, unknown
 from dubito.harmless import say
@@ -40,11 +40,12 @@ EXAMPLES = examples(
     "dubito predict first.onnx photos/",
     "dubito predict zoo:lenet5-mnist photos/",
     "dubito predict runs/first s3://bucket/images --engine ray --workers 8 --out predictions/",
-    note="An image that cannot be read becomes a row with its error. The columns of a file are path, label, "
-    "confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth (of data sets, and of files "
-    "in sub-folders that are called as the classes), conformal (with --conformal), and p_CLASS, the probability of "
-    "each class; after dubito decide also decision and reason. A folder as --out gets a Parquet file for each chunk of "
-    "images as it is finished, and --resume goes on with it.",
+    note="An image that cannot be read becomes a row with its error. The columns of a file are path, "
+    "label, confidence, aleatoric, epistemic, novelty, entropy, mutual_information, error, truth "
+    "(if known: for data sets, and for files in sub-folders named like the classes), conformal "
+    "(with --conformal), and p_CLASS, the probability of each class; after dubito decide also "
+    "decision and reason. If --out is a folder, it gets a Parquet file for each chunk of images, "
+    "and --resume continues it.",
 )
 
 METHODS = ("weights", "local", "moments", "mean")
@@ -68,7 +69,7 @@ def _checked_seed(value: int) -> int:
 
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed; the same seed repeats the result."),
+    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed. The same seed gives the same result."),
 ]
 
 
@@ -79,8 +80,8 @@ def predict(
         typer.Argument(
             metavar="RUN",
             callback=find,
-            help="Run folder that dubito train made, folder of dubito.save, zoo:NAME (dubito zoo lists them), or .onnx "
-            "file that dubito export made.",
+            help="Run folder, folder written by dubito.save, .onnx file written by dubito export, or zoo:NAME "
+            "(dubito zoo lists them).",
             show_default=False,
         ),
     ],
@@ -88,39 +89,39 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGES",
-            help="Image files, folders (and those in them), quoted globs, lists of paths (.txt), tables of bytes or "
-            "paths (.parquet), the same at addresses such as s3://..., or a data set's name or .npz, of which the test "
-            "images are taken.",
+            help="Image files, folders (with sub-folders), quoted globs, lists of paths (.txt) or tables of "
+            "paths or image bytes (.parquet); each may be an address such as s3://... Or a data set: its "
+            "name or .npz, whose test images are used.",
             show_default=False,
         ),
     ],
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
     method: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="weights (draws of the weights), local (draws of activations), moments (means and variances, without "
-            "draws) or mean (the mean weights alone).",
+            help="How to predict: weights (draws of the weights), local (draws of activations), moments "
+            "(means and variances, no draws) or mean (mean weights only).",
         ),
     ] = "weights",
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write every row to a .csv, .jsonl (or .ndjson) or .parquet file, or to parts in a folder. In a .csv "
-            "text that begins with = + - @ gets an apostrophe before it, and control characters are written out; the "
-            "others keep the text.",
+            help="Write all rows to a .csv, .json, .jsonl (or .ndjson) or .parquet file; - prints them as "
+            ".csv, and a folder gets them in parts. In a .csv, text that begins with = + - @ gets an "
+            "apostrophe before it, and control characters are written out.",
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder of parts.")] = False,
-    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a part.")] = 8192,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a folder of parts.")] = False,
+    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Images in each part, if --out is a folder.")] = 8192,
     sort: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Order of rows, in the table and the file: {', '.join(SORTABLE[:-2])} (the most uncertain first), "
-            "path or given. [dim]\\[default: what found mistakes best on the run's validation images][/dim]",
+            help=f"Order of the rows: {', '.join(SORTABLE[:-2])} (most uncertain first), path, or given (as in "
+            "IMAGES). [dim]\\[default: whichever found mistakes best on the validation images][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -128,31 +129,35 @@ def predict(
         bool,
         typer.Option(
             "--calibrated",
-            help="Calibrate the probabilities, and with them confidence and entropy, by the temperature that suits "
-            "validation images; the other uncertainties describe the draws and stay.",
+            help="Calibrate the probabilities, confidence and entropy by the temperature fitted to validation "
+            "images. The other uncertainties do not change.",
         ),
     ] = False,
     conformal: Annotated[
         bool,
         typer.Option(
             "--conformal",
-            help="Also give the set of classes that holds the true one as often as calibration.json of the run says; "
-            "the set may be empty.",
+            help="Also give a set of classes that contains the true one with the coverage in calibration.json "
+            "of the run. The set can be empty.",
         ),
     ] = False,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Rows of the table, 0 for all; the file has all.")] = 20,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Rows to print, 0 for all. A file always gets all.")
+    ] = 20,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Images at once, or fewer if they are large.")
+        int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
     ] = 256,
     seed: Seed = 0,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
     ] = "best",
     engine: EngineName = "local",
     workers: Workers = None,
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    ] = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -161,10 +166,10 @@ def predict(
     require_choice("--method", method, METHODS)
     require_choice("--checkpoint", checkpoint, ("best", "last"))
     carrier = choose_engine(engine, workers, address, gpus_per_worker)
-    in_parts = out is not None and not out.suffix
+    in_parts = out is not None and out != STDOUT and not out.suffix
     if not in_parts and (engine != "local" or resume):
         what = "--resume" if resume else f"--engine {engine}"
-        raise OptionError(f"{what} needs a folder for parts, --out FOLDER, but --out is {out or 'not given'}.")
+        raise OptionError(f"{what} needs --out FOLDER, a folder for the parts, but --out is {out or 'not given'}.")
     write = writer(out) if out and not in_parts else None
     calibration: Calibration | None = None
     about_order = ""
@@ -173,7 +178,7 @@ def predict(
     make: Callable[[], ChunkPredictor]
     if run.suffix.lower() == ".onnx" and not run.is_dir():
         options = ("samples", "method", "seed", "checkpoint", "device", "calibrated", "conformal")
-        _refuse(context, options, f"{run}, an exported network that runs as it is on the CPU")
+        _refuse(context, options, f"{run}, an exported network, which always runs in the same way on the CPU")
         from dubito.exporting import OnnxModel
 
         data, weights = OnnxModel(run).description.data, hashlib.sha256(run.read_bytes()).hexdigest()
@@ -205,11 +210,11 @@ def predict(
     table = _sorted(whole, sort)
     if write:
         write(table)  # before anything is printed: whoever reads that may stop early
-    if any(label is not None for label in table["label"]):
+    if out != STDOUT and any(label is not None for label in table["label"]):
         if about_order:
             say(about_order, err=True)
         _show(table, top, written=write is not None)
-    if write:
+    if write and out != STDOUT:
         say(f"Wrote {listing.images:,} rows to {out}.")
     _tell_errors([error for error in whole["error"] if error is not None], listing.images)
 
@@ -226,7 +231,7 @@ def _predict_parts(
     total = predict_parts(engine, make, listing, parts)
     seconds = time.perf_counter() - began
     rate = f" ({total.fresh / seconds:,.0f} a second)" if total.fresh else ""
-    before = f", {total.rows - total.fresh:,} of them before" if total.fresh < total.rows else ""
+    before = f", {total.rows - total.fresh:,} of them in an earlier run" if total.fresh < total.rows else ""
     say(f"Predicted {total.rows:,} images{before}{rate}; {total.parts:,} parts are in {out}.")
     if total.errors:
         say(f"{total.errors:,} of {total.rows:,} images could not be read; their rows say why.", err=True)
@@ -273,7 +278,7 @@ def calibration_of(run: Run, option: str, checkpoint: str) -> Calibration:
     from dubito.evaluation import validation_of
 
     if checkpoint != "best":
-        raise OptionError(f"{option} is fitted to the best weights, but --checkpoint is {checkpoint}; leave one out.")
+        raise OptionError(f"{option} needs the best weights, but --checkpoint is {checkpoint}; leave one of them out.")
     return run.find_calibration() or validation_of(run, progress=True).calibration
 
 
@@ -291,7 +296,7 @@ def saved_temperature_of(folder: Path, calibrated: bool, conformal: bool = False
 def _order(sort: str | None, calibration: Calibration | None, run: Path) -> tuple[str, str]:
     """By what the rows are sorted, and a sentence about it: what was chosen, or that a choice finds no mistakes."""
     if calibration is None:
-        missing = f"there is no validation record of these weights of {run} to choose an uncertainty by"
+        missing = f"{run} has no validation record of these weights to choose an order by"
         return (sort, "") if sort else ("given", f"Rows are in the order given: {missing}.")
     images, best = f"{calibration.images:,} validation images", calibration.best_score
     if sort is None and best is None:
@@ -334,7 +339,7 @@ def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:
     for name in options:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise OptionError(f"--{name} makes no sense for {what}; leave it out.")
+            raise OptionError(f"--{name} cannot be used with {what}; leave it out.")
 
 
 def _predict(engine: Engine, make: Callable[[], ChunkPredictor], listing: Listing) -> Columns:
@@ -422,5 +427,5 @@ def _tell_errors(reasons: Sequence[str], total: int) -> None:
         raise DataError(f"None of the {total} images could be read: {reasons[0]}" if total > 1 else reasons[0])
     for reason in reasons[:REASONS]:
         say(reason, err=True)
-    more = f"; these were the first {REASONS}" if failed > REASONS else ""
+    more = f"; these are the first {REASONS} errors" if failed > REASONS else ""
     say(f"{failed:,} of {total:,} images could not be read{more}.", err=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn import Module as Network
 
     from dubito.data import Images
+    from dubito.evaluation.harm import Harm
     from dubito.runs.run import Run
 
 __all__ = ["EXAMPLES", "prune"]
@@ -30,11 +33,15 @@ __all__ = ["EXAMPLES", "prune"]
 EXAMPLES = examples(
     "dubito prune runs/mnist --curve",
     "dubito prune runs/mnist --sparsity 0.9 --out runs/mnist-pruned",
-    note="A weight's signal-to-noise ratio is |mu| / sigma of its posterior. Biases are corrected so that each "
-    "layer keeps its mean output. Accuracies are those on the run's validation images. The pruned run works with "
-    "predict, evaluate and report like any other.",
+    note="The signal-to-noise ratio of a weight is |mu| / sigma of its posterior. Biases are corrected so that each "
+    "layer keeps its mean output. Accuracy and NLL are measured on the run's validation images. A warning says if the "
+    "pruned network is worse: accuracy lower by more than 1 point, or NLL higher by more than 0.05, and by more than "
+    "chance explains (95 % confidence). It names the largest sparsity that does no such harm. The pruned run works "
+    "with predict, evaluate and report like any other.",
 )
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
+OFFERED = (0.1, 0.2, 0.3, 0.4, *LEVELS[1:])
+"""Among which the largest sparsity without harm is looked for."""
 TRAINING_IMAGES = 256
 """How many training images the biases are corrected on."""
 _COPIED = ("config.yaml", "network.json", "environment.json", "metrics.csv", "posterior.csv")
@@ -47,21 +54,23 @@ def prune(
     ],
     sparsity: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Share of the weights that become zero, such as 0.9.", show_default=False),
+        typer.Option(metavar="SHARE", help="Share of the weights to set to zero, such as 0.9.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of the pruned run, or of the curve. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
+            help="Folder for the pruned run, or for the curve. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
             show_default=False,
         ),
     ] = None,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Accuracy against sparsity: a table, pruning.csv and pruning.png.")
+        bool, typer.Option("--curve", help="Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
     ] = False,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the network.")] = 10,
-    checkpoint: Annotated[str, typer.Option(metavar="NAME", help="best or last.")] = "best",
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
+    ] = "best",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -93,8 +102,8 @@ def prune(
         refuse_existing(folder)
     require_writable(folder / "pruning.csv")
     levels = sorted({*(LEVELS if curve else (0.0,)), *([] if sparsity is None else [sparsity])})
-    images = _read_images(opened)
-    rows = _measure(network, opened, images, levels, samples)
+    measuring = _Measuring(network, opened, _read_images(opened), samples)
+    rows = measuring.rows(levels)
     columns = [Column(name, number=True) for name in ("sparsity", "weights left", "accuracy", "NLL")]
     print_table(
         columns,
@@ -104,11 +113,12 @@ def prune(
         chosen = next(row for row in rows if row["sparsity"] == sparsity)
         _write(
             opened,
-            pruned(network, sparsity, inputs=images.training),
+            pruned(network, sparsity, inputs=measuring.images.training),
             folder,
             checkpoint,
             {"samples": samples, **chosen},
         )
+        _warn_of_harm(measuring, sparsity, run)
     if curve:
         Run(folder, opened.config, opened.data).write_table("pruning.csv", rows)
         _draw(rows, folder / "pruning.png")
@@ -132,28 +142,70 @@ def _read_images(run: Run) -> _Images:
     return _Images(held_out.images, held_out.labels, normalize(in_memory(some), run.data.mean, run.data.std))
 
 
-def _measure(network: Network, run: Run, images: _Images, levels: list[float], samples: int) -> list[dict[str, Any]]:
-    """Accuracy and NLL on the run's validation images at every level of sparsity."""
-    import torch
+class _Measuring:
+    """Predicts the run's validation images at levels of sparsity, each of them once."""
 
-    from dubito.convert import prune as pruned
-    from dubito.convert import weights_left
-    from dubito.data import normalize
-    from dubito.evaluation.metrics import accuracy, nll
-    from dubito.prediction import Predictor
+    def __init__(self, network: Network, run: Run, images: _Images, samples: int) -> None:
+        self.network, self.run, self.images, self.samples = network, run, images, samples
+        self._measured: dict[float, tuple[int, Tensor]] = {}
 
-    rows = []
-    with progress_bar("Pruning", len(levels) * len(images.labels)) as advance:
-        for level in levels:
-            sparse = pruned(network, level, inputs=images.training)
-            predictor, parts = Predictor(sparse, samples), []
-            for part in images.held_out.split(1000):
-                parts.append(predictor(normalize(part, run.data.mean, run.data.std)).probs)
+    def rows(self, levels: Sequence[float]) -> list[dict[str, Any]]:
+        """Accuracy and NLL at every level of sparsity."""
+        from dubito.evaluation.metrics import accuracy, nll
+
+        labels, rows = self.images.labels, []
+        with progress_bar("Pruning", len(levels) * len(labels)) as advance:
+            for level in levels:
+                weights, probs = self._predict(level, advance)
+                row = {"sparsity": level, "weights": weights}
+                rows.append({**row, "accuracy": accuracy(probs, labels), "nll": nll(probs, labels)})
+        return rows
+
+    def harm(self, level: float) -> Harm:
+        """How much worse than without pruning the network is at this level."""
+        from dubito.evaluation.harm import harm
+
+        (_, before), (_, after) = (self._predict(one, lambda _: None) for one in (0.0, level))
+        return harm(before, after, self.images.labels)
+
+    def _predict(self, level: float, advance: Callable[[int], None]) -> tuple[int, Tensor]:
+        import torch
+
+        from dubito.convert import prune as pruned
+        from dubito.convert import weights_left
+        from dubito.data import normalize
+        from dubito.prediction import Predictor
+
+        if level not in self._measured:
+            sparse = pruned(self.network, level, inputs=self.images.training)
+            predictor, parts = Predictor(sparse, self.samples), []
+            for part in self.images.held_out.split(1000):
+                parts.append(predictor(normalize(part, self.run.data.mean, self.run.data.std)).probs)
                 advance(len(part))
-            probs, labels = torch.cat(parts), images.labels
-            row = {"sparsity": level, "weights": weights_left(sparse)}
-            rows.append({**row, "accuracy": accuracy(probs, labels), "nll": nll(probs, labels)})
-    return rows
+            self._measured[level] = weights_left(sparse), torch.cat(parts)
+        return self._measured[level]
+
+
+def _warn_of_harm(measuring: _Measuring, sparsity: float, run: Path) -> None:
+    """Say that a sparsity makes the network worse, and what the largest is that does not."""
+    from dubito.evaluation.harm import largest_harmless
+
+    found = measuring.harm(sparsity)
+    if not found.is_harmful:
+        return
+    offered = [level for level in OFFERED if level < sparsity]
+    best = largest_harmless(offered, lambda level: measuring.harm(level).is_harmful)
+    advice = (
+        f"the largest sparsity without harm is {best:g}: dubito prune {shlex.quote(str(run))} --sparsity {best:g}"
+        if best
+        else "no smaller sparsity that was tried is without harm"
+    )
+    say(
+        f"Warning: a sparsity of {sparsity:g} makes the network worse: on {len(measuring.images.labels):,} validation "
+        f"images accuracy changes by {-100 * found.fall:+.1f} points and NLL by {found.rise:+.3f}, more than chance "
+        f"explains; {advice}.",
+        err=True,
+    )
 
 
 def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dict[str, Any]) -> None:

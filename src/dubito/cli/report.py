@@ -18,8 +18,8 @@ __all__ = ["EXAMPLES", "report"]
 EXAMPLES = examples(
     "dubito report runs/first",
     "dubito report runs/mnist --ood fashion-mnist --out mnist.html",
-    note="The run is evaluated first, unless it holds an evaluation of these weights that fits. The file needs no "
-    "other: it can be sent, opened without a network, and printed.",
+    note="The run is evaluated first, unless it already has a matching evaluation. The report is a "
+    "single file: it can be sent by mail, opened offline and printed.",
 )
 
 
@@ -29,20 +29,22 @@ def report(
         typer.Argument(
             metavar="RUN",
             callback=find,
-            help="Run folder that dubito train made, or an evaluation's.",
+            help="Run folder, the folder of an evaluation, or zoo:NAME.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The HTML file. [dim]\\[default: RUN/report.html][/dim]", show_default=False),
+        typer.Option(
+            metavar="FILE", help="HTML file to write. [dim]\\[default: RUN/report.html][/dim]", show_default=False
+        ),
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Draws of the network. [dim]\\[default: as evaluated, else 10][/dim]",
+            help="Draws of the weights. [dim]\\[default: as in the stored evaluation, or 10][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -50,8 +52,8 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Out-of-distribution data set: its images should be uncertain. May be given several times. "
-            "[dim]\\[default: as evaluated][/dim]",
+            help="Data set of other things, for which the network should be uncertain. Can be given several "
+            "times. [dim]\\[default: as in the stored evaluation][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +61,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where every figure goes as PNG and SVG. [dim]\\[default: RUN/figures][/dim]",
+            help="Folder for the figures, as PNG and SVG. [dim]\\[default: RUN/figures][/dim]",
             show_default=False,
         ),
     ] = None,
@@ -82,4 +84,6 @@ def report(
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
     file = write_report(run, out=page, figures=folder, samples=samples, ood=ood or None, progress=True)
-    say(f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}.")
+    say(
+        f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}. Open it in a browser."
+    )

@@ -30,8 +30,8 @@ EXAMPLES = examples(
     "dubito reproduce all --budget cpu --jobs 2 --hours 8",
     "dubito reproduce all --budget cpu --engine ray --address auto",
     "dubito reproduce document",
-    note="Every cell of the grid is a run folder. Finished ones are skipped; one that was stopped or killed goes on "
-    "from its last checkpoint when the command is given again. Ctrl-C stops cleanly.",
+    note="Every cell of the grid is a run folder. Finished cells are skipped; one that was stopped "
+    "continues from its last checkpoint when the command is run again. Ctrl-C stops cleanly.",
 )
 
 WHATS = (*(experiment.value for experiment in Experiment), "all", "document")
@@ -41,13 +41,19 @@ DOCUMENT = Path("docs/reproduction.md")
 def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(WHATS[:-1])} or {WHATS[-1]}.")],
     budget: Annotated[
-        str, typer.Option(metavar="NAME", help="smoke (toy data), cpu (two cores, hours) or paper (its settings).")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How much to compute: smoke (toy data), cpu (hours on two cores) or paper (the settings of "
+            "the paper).",
+        ),
     ] = "cpu",
     only: Annotated[
         str,
         typer.Option(
             metavar="LIST",
-            help="Cells to run: model=, data=, inference=, head=, separated by commas; a name given twice allows both.",
+            help="Cells to run, such as model=lenet5,data=mnist. The names are model, data, inference and "
+            "head; a name can be given twice to allow both values.",
             show_default=False,
         ),
     ] = "",
@@ -56,8 +62,8 @@ def reproduce(
         typer.Option(
             metavar="N",
             min=1,
-            help="Cells that are trained at once, a process each.",
-            show_default="1; with --engine ray as many as its cores allow",
+            help="Cells to train at the same time, in one process each.",
+            show_default="1; with --engine ray as many as there are cores",
         ),
     ] = None,
     engine: EngineName = "local",
@@ -69,24 +75,26 @@ def reproduce(
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="H", help="Begin no epoch and no cell after so many hours.", show_default=False),
+        typer.Option(metavar="H", help="Start no new epoch or cell after this many hours.", show_default=False),
     ] = None,
     runs: Annotated[
         Path | None,
         typer.Option(
-            "--runs", "--out", metavar="FOLDER", help="Of run folders.", show_default="runs/reproduction/BUDGET"
+            "--runs", "--out", metavar="FOLDER", help="Folder of the runs.", show_default="runs/reproduction/BUDGET"
         ),
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Of tables and figures.", show_default="results/reproduction/BUDGET"),
+        typer.Option(
+            metavar="FOLDER", help="Folder of the tables and figures.", show_default="results/reproduction/BUDGET"
+        ),
     ] = None,
     document: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The document made of the results.",
-            show_default=f"{DOCUMENT} for cpu, else reproduction.md among the results",
+            help="Markdown file written from the results.",
+            show_default=f"{DOCUMENT} for cpu, otherwise reproduction.md in the results folder",
         ),
     ] = None,
     debug: Debug = False,
@@ -145,8 +153,8 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
 
     guess = sum(estimated_seconds(cell, BUDGETS[budget]) for cell in cells)
     say(f"Budget {budget}: {BUDGETS[budget].says}")
-    at_once = f"{options.jobs} at once" if options.jobs else "as many at once as the cluster has cores for"
-    say(f"{len(cells)} cells in {runs}, {at_once}; all of them take one core about {duration(guess)}.")
+    at_once = f"{options.jobs} at a time" if options.jobs else "as many at a time as the cluster has cores"
+    say(f"{len(cells)} cells in {runs}, {at_once}; about {duration(guess)} on one core in total.")
     deadline = None if options.hours is None else time.time() + 3600 * options.hours
     with Display() as display:
         grid = Grid(
@@ -156,7 +164,7 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
     done = grid.count("finished")
     why = "Interrupted" if grid.interrupted else "Time is up" if done < len(cells) and grid.out_of_time else ""
     failed = f", {grid.count('failed')} failed" if grid.count("failed") else ""
-    again = " The same command goes on with the others." if why else ""
+    again = " Run the same command again to continue." if why else ""
     say(f"{why}{': ' if why else ''}{done} of {len(cells)} cells are finished{failed}.{again}")
     return INTERRUPTED if grid.interrupted else FAILED if grid.count("failed") else 0
 

@@ -1,18 +1,21 @@
-"""A table of predictions, and writing it as CSV, JSON Lines or Parquet."""
+"""What commands write: a table of predictions as CSV, JSON, JSON Lines or Parquet, and results as JSON."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dubito.errors import DubitoError, OptionError
-from dubito.harmless import to_csv
+from dubito.errors import DubitoError, OptionError, missing
+from dubito.harmless import say, to_csv
 
-__all__ = ["Table", "writer"]
+__all__ = ["STDOUT", "Table", "json_writer", "require_matplotlib", "require_writable", "writer"]
+
+STDOUT = Path("-")
+"""The output that is printed instead of written to a file."""
 
 Table = dict[str, list[Any]]
 """Columns by name, all equally long; None is a missing value."""
@@ -20,9 +23,11 @@ Table = dict[str, list[Any]]
 
 def writer(path: Path) -> Callable[[Table], None]:
     """What writes a table to `path` in the format that its suffix names; what cannot work is refused at once."""
+    if path == STDOUT:
+        return lambda table: say(_to_csv(table).decode().removesuffix("\n"))
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(FORMATS)}.")
+        raise OptionError(f"--out is {path}, but its suffix must be one of {', '.join(FORMATS)}, or - to print a .csv.")
     require_writable(path)
     if suffix == ".parquet":
         from dubito.tables.parts import require_pyarrow
@@ -30,14 +35,31 @@ def writer(path: Path) -> Callable[[Table], None]:
         require_pyarrow()
 
     def write(table: Table) -> None:
-        from dubito.files import write_atomically
-
-        try:
-            write_atomically(path, FORMATS[suffix](table))
-        except OSError as error:  # which would name the temporary file
-            raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
+        _write(path, FORMATS[suffix](table))
 
     return write
+
+
+def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
+    """What writes a JSON file atomically, or prints it; a file that cannot be written is refused at once."""
+    if path == STDOUT:
+        # Other letters as their numbers, so that nothing in it does anything to a terminal.
+        return lambda content: say(json.dumps(content, indent=2, allow_nan=False))
+    require_writable(path)
+
+    def write(content: dict[str, Any]) -> None:
+        _write(path, (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+    return write
+
+
+def _write(path: Path, content: bytes) -> None:
+    from dubito.files import write_atomically
+
+    try:
+        write_atomically(path, content)
+    except OSError as error:  # which would name the temporary file
+        raise DubitoError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def require_writable(path: Path) -> None:
@@ -57,7 +79,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise DubitoError("A figure needs matplotlib, which is missing: pip install 'dubito[train]'.") from None
+        raise missing("A figure", "matplotlib", "train") from None
 
 
 def _to_csv(table: Table) -> bytes:
@@ -65,8 +87,16 @@ def _to_csv(table: Table) -> bytes:
 
 
 def _to_json_lines(table: Table) -> bytes:
-    rows = zip(*table.values(), strict=True)
-    return "".join(json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(f"{row}\n" for row in _json_rows(table)).encode()
+
+
+def _to_json(table: Table) -> bytes:
+    return ("[\n" + ",\n".join(_json_rows(table)) + "\n]\n").encode()
+
+
+def _json_rows(table: Table) -> Iterator[str]:
+    for row in zip(*table.values(), strict=True):
+        yield json.dumps(dict(zip(table, row, strict=True)), ensure_ascii=False)
 
 
 def _to_parquet(table: Table) -> bytes:
@@ -85,6 +115,7 @@ def _to_parquet(table: Table) -> bytes:
 
 FORMATS: dict[str, Callable[[Table], bytes]] = {
     ".csv": _to_csv,
+    ".json": _to_json,
     ".jsonl": _to_json_lines,
     ".ndjson": _to_json_lines,
     ".parquet": _to_parquet,

@@ -21,8 +21,9 @@ EXAMPLES = examples(
     "dubito serve runs/mnist --port 8080 --samples 30",
     "DUBITO_API_KEY=... dubito serve runs/mnist --host 0.0.0.0",
     "curl -F images=@photo.png http://127.0.0.1:8000/predict",
-    note="/docs of the running server says how to ask. The same image always gets the same answer, unless a request "
-    "gives another seed. Ctrl-C or SIGTERM stops the server after it has answered the requests that it accepted.",
+    note="Open /docs of the running server for the API. The same image always gets the same answer, "
+    "unless a request sets another seed. Ctrl-C or SIGTERM stops the server after it has "
+    "answered the requests it accepted.",
 )
 
 
@@ -32,23 +33,32 @@ def serve(
         typer.Argument(
             metavar="RUN",
             callback=find,
-            help="Run folder, that of dubito.save, or zoo:NAME (dubito zoo lists them).",
+            help="Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).",
             show_default=False,
         ),
     ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port, 0 for any that is free.")] = 8000,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws, unless a request says otherwise.")] = 10,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on. 0.0.0.0 makes the server reachable from other machines."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
+    ] = 8000,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Draws of the weights, unless a request sets them.")
+    ] = 10,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="weights, local, moments or mean; auto is weights.")
+        str, typer.Option(metavar="NAME", help="How to predict: weights, local, moments or mean; auto is weights.")
     ] = "auto",
     api_key: Annotated[
         str | None,
         typer.Option(
             metavar="KEY",
             envvar="DUBITO_API_KEY",
-            help="Key that requests must send in the header X-API-Key. Other users of this machine can see it on the "
-            "command line, but not in the environment.",
+            help="Key that requests must send in the header X-API-Key. Set it in the environment: other users "
+            "of this machine can see the command line.",
             show_default=False,
         ),
     ] = None,
@@ -56,42 +66,55 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name that requests may use, for a proxy; a server on 127.0.0.1 answers only that and "
-            "localhost.",
+            help="Further host name that requests may use, for example of a proxy. A server on 127.0.0.1 "
+            "otherwise answers only 127.0.0.1 and localhost.",
             show_default=False,
         ),
     ] = None,
-    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Most images in a request.")] = 64,
-    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most draws in a request.")] = 1000,
-    max_body: Annotated[float, typer.Option(metavar="MB", help="Largest size of a request.")] = 16,
+    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: images in a request.")] = 64,
+    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: draws in a request.")] = 1000,
+    max_body: Annotated[float, typer.Option(metavar="MB", help="Limit: size of a request.")] = 16,
     max_pixels: Annotated[
-        float, typer.Option(metavar="MILLIONS", help="Most pixels in a request, and decoded at once.")
+        float, typer.Option(metavar="MILLIONS", help="Limit: pixels in a request, and pixels decoded at the same time.")
     ] = 25,
-    max_uploads: Annotated[float, typer.Option(metavar="MB", help="Largest size of all requests in memory.")] = 128,
+    max_uploads: Annotated[float, typer.Option(metavar="MB", help="Limit: size of all requests in memory.")] = 128,
     max_kept: Annotated[
-        float, typer.Option(metavar="MB", help="Most drawn weights kept for requests with other draws.")
+        float,
+        typer.Option(
+            metavar="MB", help="Limit: memory for the weights of requests with other draws, seeds or methods."
+        ),
     ] = 256,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most images that share a forward pass.")] = 64,
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: images in one forward pass.")] = 64,
     max_wait: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are arriving.")
+        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are just arriving.")
     ] = 5,
     max_queue: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most images in the queue; more are refused with 503.")
+        int, typer.Option(metavar="N", min=1, help="Limit: images in the queue; more are refused with 503.")
     ] = 256,
-    max_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Most requests in work.")] = 256,
-    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="Most open connections.")] = 512,
+    max_requests: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Limit: requests handled at the same time.")
+    ] = 256,
+    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: open connections.")] = 512,
     client_share: Annotated[
         float,
-        typer.Option(metavar="SHARE", help="Part of requests and connections for one address; behind a proxy, 1."),
+        typer.Option(
+            metavar="SHARE", help="Limit: share of requests and connections for one address. Use 1 behind a proxy."
+        ),
     ] = 0.5,
-    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request to arrive.")] = 15,
-    idle_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time between requests of a connection.")] = 15,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time to answer a request.")] = 60,
-    write_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a client to take an answer.")] = 20,
+    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for a request to arrive.")] = 15,
+    idle_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit between requests of a connection.")
+    ] = 15,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit to answer a request.")] = 60,
+    write_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit for a client to receive an answer.")
+    ] = 20,
     checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Weights: best (lowest validation NLL) or last.")
+        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
     ] = "best",
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    ] = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:

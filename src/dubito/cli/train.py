@@ -37,8 +37,8 @@ EXAMPLES = examples(
     "dubito train --config settings.yaml --temperature 1",
     "dubito train --resume runs/first",
     "dubito train --data photos/ --model resnet18 --engine ray --workers 4",
-    note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly; --resume goes on as if "
-    "nothing had happened.",
+    note="Flags override the YAML file, which overrides the preset. Ctrl-C stops cleanly, and "
+    "--resume continues with the same result as an uninterrupted training.",
 )
 
 OUT_VARIABLE = "DUBITO_OUT"
@@ -65,15 +65,15 @@ FLAGS: dict[str, Any] = {
         typer.Option(
             "--engine",
             metavar="NAME",
-            help="What trains: local (this machine, see --devices) or ray (a cluster, with --workers processes that "
-            "share every batch).",
+            help="Where to train: local (this machine, see --devices) or ray (a cluster, with --workers "
+            "processes that share each batch).",
         ),
     ],
     "address": Address,
     "gpus_per_worker": GpusPerWorker,
     "accept_changes": Annotated[
         bool,
-        typer.Option("--accept-changes", help="With --resume: go on although config.yaml was edited since."),
+        typer.Option("--accept-changes", help="With --resume: continue even if config.yaml was edited."),
     ],
     "trust": Trust,
     "debug": Debug,
@@ -82,13 +82,13 @@ FLAGS: dict[str, Any] = {
 
 
 def train(**given: Any) -> None:
-    """Train a network into a run folder, or go on with a training that was stopped."""
+    """Train a network into a run folder, or continue a stopped training."""
     preset, file, resume, out = (given.pop(name) for name in ("preset", "config", "resume", "out"))
     accept_changes, engine = given.pop("accept_changes"), _engine(given)
     for name in ("trust", "debug"):
         del given[name]
     if accept_changes and resume is None:
-        raise UsageError("--accept-changes is about the settings of a run that --resume goes on with")
+        raise UsageError("--accept-changes can only be used with --resume")
     if resume is not None:
         others = {"preset": preset, "config": file, "out": out, **given}
         _refuse_others([name for name, value in others.items() if value is not None])
@@ -117,10 +117,10 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
 def _signature() -> inspect.Signature:
     """A flag for each setting; None leaves it to preset and YAML file."""
     own = {
-        "preset": (str, _option("NAME", f"Named settings: {' or '.join(PRESETS)}.", "default")),
+        "preset": (str, _option("NAME", f"Set of defaults: {', '.join(PRESETS)}.", "default")),
         "config": (Path, _option("FILE", "YAML file with settings, `name: value` lines.")),
-        "out": (Path, _option("FOLDER", "The new run folder.", "runs/DATA-MODEL-INFERENCE-SEED")),
-        "resume": (Path, _option("RUN", "Go on with this run folder; takes no other setting.")),
+        "out": (Path, _option("FOLDER", "Folder for the new run.", "runs/DATA-MODEL-INFERENCE-SEED")),
+        "resume": (Path, _option("RUN", "Continue this run. No settings can be given with it.")),
     }
     parameters = [_parameter(name, kind | None, option) for name, (kind, option) in own.items()]
     defaults = {"engine": "local", "address": None, "gpus_per_worker": None}
@@ -166,7 +166,7 @@ train.__signature__ = _signature()  # type: ignore[attr-defined]
 def _refuse_others(names: list[str]) -> None:
     if names:
         flags = " and ".join("--" + name.replace("_", "-") for name in names)
-        raise UsageError(f"--resume goes on with the run's own settings, so {flags} cannot be given with it")
+        raise UsageError(f"--resume uses the settings of the run, so {flags} cannot be given with it")
 
 
 def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEngine | None) -> None:
@@ -189,8 +189,8 @@ def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEng
     if config.num_nodes > 1:
         place = ":".join(os.environ.get(name, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         _say(
-            f"Waiting at {place} until all {config.num_nodes} machines are there. Each runs this command, with "
-            "the same MASTER_ADDR and MASTER_PORT and a NODE_RANK of its own."
+            f"Waiting at {place} for all {config.num_nodes} machines. Run this command on each of them, "
+            "with the same MASTER_ADDR and MASTER_PORT and a different NODE_RANK."
         )
 
     def work() -> Run:
@@ -212,7 +212,9 @@ def _resume(folder: Path, accept_changes: bool, engine: RayEngine | None) -> Non
     if done >= epochs and run.find_validation() is not None:
         _say(f"{folder} is finished: all of its {epochs} epochs are done, so there is nothing to resume.")
     else:
-        what = f"{done} of {epochs} epochs done" if done < epochs else "all epochs done, but no validation record"
+        what = (
+            f"{done} of {epochs} epochs done" if done < epochs else "all epochs done, the validation record is missing"
+        )
         _say(f"Resuming {folder}: {run.config.model} on {run.config.data}, {what}.")
         callbacks = [_announcement(run.config)]
 
@@ -242,7 +244,7 @@ def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
     except training.InterruptedTraining as stop:
         message = str(stop)
     except SystemExit:  # Lightning's answer to a second Ctrl-C
-        message = f"Stopped at once. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
+        message = f"Stopped. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
     if is_main_process():
         say(message, err=True)
     # Not `typer.Exit`, after which "Interrupted." would be printed too.
@@ -295,7 +297,7 @@ def _announcement(config: TrainingConfig) -> Any:
             _say(uneven)
         if getattr(module.network, "left_fresh", []):
             fresh = ", ".join(module.network.left_fresh)
-            _say(f"Fresh, because the given weights have none for {classes} classes: {fresh}.")
+            _say(f"Not taken from the given weights, because the number of classes is {classes}: {fresh}.")
         frozen = sum(p.numel() for p in module.network.parameters() if not p.requires_grad)
         if frozen:
             _say(f"{frozen:,} of them are frozen.")
@@ -336,7 +338,7 @@ def _warmup(config: TrainingConfig) -> str:
     """How KL comes to its full weight, if it does not have it from the first."""
     if config.kl_schedule != "warmup" or config.warmup_epochs == 0:
         return ""
-    beyond = f", of which there are only {config.epochs}" if config.warmup_epochs > config.epochs else ""
+    beyond = f", but the training has only {config.epochs}" if config.warmup_epochs > config.epochs else ""
     return f", reached over {config.warmup_epochs:g} epochs{beyond}"
 
 
@@ -350,7 +352,7 @@ def _summarize(run: Run) -> None:
     if (novelty := run_novelty(run)) is not None:
         _say(novelty.describe())
     _say(f"The run is in {run.path}.")
-    _say(f"Next: dubito predict {_quoted(run.path)} IMAGES...")
+    _say(f"Next: dubito report {_quoted(run.path)}, or dubito predict {_quoted(run.path)} IMAGES...")
 
 
 def _summarize_epochs(rows: list[dict[str, float]], who: str) -> None:
@@ -366,8 +368,8 @@ def _summarize_epochs(rows: list[dict[str, float]], who: str) -> None:
         first, last = (row["train_nll"] for row in (rows[0], rows[-1]))
         if last > 2 * first:
             _say(
-                f"The loss has exploded: the training NLL, {first:.4g} in the first epoch, is {last:.4g} in the last. "
-                "Try --clip 3 or a lower --learning-rate."
+                f"The training diverged: its NLL was {first:.4g} in the first epoch and {last:.4g} in the "
+                "last. Try --clip 3 or a smaller --learning-rate."
             )
 
 
@@ -378,8 +380,9 @@ def _of_mixture(run: Run) -> str:
     found = run.validation()
     probs, labels = found.prediction.probs, found.labels
     return (
-        f"Together, by {found.prediction.samples} draws: validation accuracy {found.calibration.accuracy:.2%}, "
-        f"NLL {nll(probs, labels):.4f}, ECE {calibration_error(probs, labels):.4f}."
+        f"The ensemble with {found.prediction.samples} draws: validation accuracy "
+        f"{found.calibration.accuracy:.2%}, NLL {nll(probs, labels):.4f}, ECE "
+        f"{calibration_error(probs, labels):.4f}."
     )
 
 

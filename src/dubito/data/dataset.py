@@ -24,7 +24,7 @@ from dubito.data.own import SMALL_SIZE, ListedFiles, NumpyArchive
 from dubito.data.reading import WORKERS, Images, with_channels
 from dubito.data.registry import DatasetInfo, Split
 from dubito.data.splits import split_validation
-from dubito.errors import DataError, OptionError, unknown
+from dubito.errors import DataError, OptionError, missing, unknown
 
 __all__ = ["DataSource", "Dataset", "load", "open_dataset", "statistics"]
 
@@ -404,9 +404,7 @@ def _read_digits(split: Split, size: int) -> tuple[Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DataError(
-            "data set 'digits' comes with scikit-learn, which is missing; pip install scikit-learn."
-        ) from None
+        raise missing("The data set 'digits'", "scikit-learn", "train") from None
     digits = load_digits()
     labels = torch.from_numpy(digits.target.astype(np.int64))
     train, test = split_validation(labels, TEST_FRACTION, seed=0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dubito.engines.base import Engine, Item, Make, Result
-from dubito.errors import DubitoError, OptionError
+from dubito.errors import DubitoError, OptionError, missing
 
 __all__ = ["Place", "RayEngine", "WorkerDiedError", "require_ray"]
 
@@ -43,7 +43,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise DubitoError("The engine ray needs Ray, which is missing: pip install 'dubito[ray]'.") from None
+        raise missing("The engine ray", "ray", "ray") from None
     return ray
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import __version__
-from dubito.errors import DataError, DubitoError, OptionError, RunError
+from dubito.errors import DataError, DubitoError, OptionError, RunError, missing
 from dubito.evaluation.evaluating import evaluate
 from dubito.evaluation.evaluation import Evaluation, kept_settings
 from dubito.evaluation.headline import cards, title_and_lead
@@ -158,7 +158,7 @@ def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Dr
         from dubito.evaluation import figures
         from dubito.evaluation.illustrations import has_images, illustrations
     except ModuleNotFoundError as error:
-        raise DubitoError(f"A report needs {error.name}, which is missing: pip install 'dubito[train]'.") from None
+        raise missing("A report", error.name, "train") from None
     drawn = _Drawn()
     for section, found in illustrations(evaluation, network).items():
         shown = drawn.sections.setdefault(section, [])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.decisions import Rule
-from dubito.errors import DubitoError, OptionError, RunError, choose
+from dubito.errors import DubitoError, OptionError, RunError, choose, missing
 from dubito.exporting.description import KEY, Description, What
 from dubito.exporting.graph import OUTPUTS, Fitted, PredictionGraph, make_graph
 from dubito.exporting.onnx_model import OnnxModel
@@ -145,7 +145,7 @@ def _to_onnx(graph: PredictionGraph, description: Description) -> bytes:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise DubitoError(f"ONNX needs {error.name}, which is missing: pip install 'dubito[onnx]'.") from None
+        raise missing("ONNX", error.name, "onnx") from None
     _require_small(graph)
     program = _program(graph, description)
     with _explained(graph, "ONNX"), _quiet():

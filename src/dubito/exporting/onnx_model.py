@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.errors import DataError, DubitoError, ShapeError
+from dubito.errors import DataError, ShapeError, missing
 from dubito.exporting.description import KEY, Description
 from dubito.exporting.graph import OUTPUTS
 from dubito.foreign import reason_of
@@ -88,7 +88,7 @@ def _session(content: str | os.PathLike[str] | bytes, name: str) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise DubitoError(f"ONNX needs {error.name}, which is missing: pip install 'dubito[onnx]'.") from None
+        raise missing("ONNX", error.name, "onnx") from None
     if not isinstance(content, bytes) and not Path(content).is_file():
         raise DataError(f"There is no file {name}; `dubito export RUN --out {name}` makes one.")
     options = onnxruntime.SessionOptions()

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from dubito.convert import Logits
-from dubito.errors import DubitoError, OptionError, unknown
+from dubito.errors import DubitoError, OptionError, missing, unknown
 from dubito.foreign import parse_json, read_json
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan
@@ -170,7 +170,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise DubitoError(f"hf: needs {error.name}, which is missing: pip install 'dubito[hf]'.") from None
+        raise missing("hf:", error.name, "hf") from None
     return transformers
 
 

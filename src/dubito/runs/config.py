@@ -25,6 +25,9 @@ def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
     return field(default=default, metadata={"help": help})
 
 
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+"""How errors call the types of settings."""
+
 LONGEST = {"class_weights": 10**6}
 """Characters of a setting, where it may have more than others."""
 
@@ -40,115 +43,129 @@ class TrainingConfig:
 
     model: str = _setting(
         "lenet5",
-        "Network by name (`dubito models` lists them), hf:FOLDER for one of Hugging Face, or package.module:function.",
+        "Network: a name that `dubito models` lists, hf:FOLDER or hf:OWNER/NAME for Hugging Face, or "
+        "package.module:function for your own.",
     )
     data: str = _setting(
         "digits",
-        "Data set by name, or the path of a folder with a sub-folder per class, a .csv of path and label, or an .npz.",
+        "Data set: a name that `dubito data list` lists, a folder with one sub-folder per class, a "
+        ".csv with the columns path and label, or an .npz.",
     )
     size: int = _setting(
         0,
-        "Height and width of the images in pixels; 0 is a known data set's own size, and for files 224, or less if "
-        "most are smaller.",
+        "Height and width of the images in pixels. 0 chooses: the size of a known data set; for "
+        "files 224, or less if most are smaller.",
     )
     fit: Literal["auto", "crop", "pad", "stretch"] = _setting(
         "auto",
-        "How images become square: crop (the largest square in the middle), pad (black beside them) or stretch. auto "
-        "is crop, or pad for digits.",
+        "How images are made square: crop (keep the largest square in the middle), pad (add black "
+        "borders) or stretch. auto is crop, or pad for digits.",
     )
-    strict: bool = _setting(False, "Refuse data with files that cannot be read, rather than leave them out.")
-    workers: int = _setting(2, "Threads that read images from disk; with --engine ray, processes that train.")
+    strict: bool = _setting(False, "Stop if a file cannot be read, instead of leaving it out.")
+    workers: int = _setting(2, "Threads that read images from disk. With --engine ray: processes that train.")
     inference: Literal["vi", "frequentist", "dropout"] = _setting(
-        "vi", "vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
+        "vi", "Kind of network: vi (Bayesian), frequentist (point estimates) or dropout (MC dropout)."
     )
-    members: int = _setting(
-        1, "Networks to train, one after the other with seeds SEED, SEED + 1, ...; they predict as one, an ensemble."
-    )
+    members: int = _setting(1, "Number of networks to train as an ensemble, with the seeds SEED, SEED + 1, ...")
     epochs: int = _setting(10, "Passes over the training data.")
-    batch_size: int = _setting(64, "Images in a step, over all processes together.")
+    batch_size: int = _setting(64, "Images in each step, summed over all processes.")
     optimizer: str = _setting(
         "adam", "Optimiser: adam, adamw, sgd (with momentum 0.9), or natural (natural gradients)."
     )
-    learning_rate: float = _setting(2e-3, "Learning rate, or its peak with one-cycle.")
+    learning_rate: float = _setting(2e-3, "Learning rate; with one-cycle, its highest value.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
-        "one-cycle", "constant, or one-cycle: a linear rise over the first quarter, then a cosine to 0."
+        "one-cycle",
+        "Learning rate over time: constant, or one-cycle (rises linearly for a quarter of the "
+        "training, then falls to 0 as a cosine).",
     )
-    l2: float = _setting(0.0, "L2 penalty, or adamw's weight decay, of frequentist and dropout networks.")
+    l2: float = _setting(0.0, "L2 penalty of frequentist and dropout networks; with adamw, the weight decay.")
     hessian_rate: float = _setting(
-        0.0, "Share of the Hessian that a step of --optimizer natural renews. 0 is by rule, from the number of steps."
+        0.0,
+        "Share of the Hessian estimate that each step of --optimizer natural replaces. 0 chooses it "
+        "from the number of steps.",
     )
-    clip: float = _setting(0.0, "Largest norm of the gradient; longer ones are shortened. 0 does not clip.")
+    clip: float = _setting(
+        0.0, "Largest norm of the gradient; larger gradients are scaled down to it. 0 turns this off."
+    )
     centralize: bool = _setting(
-        True, "Remove each filter's mean from its gradient: deep softplus networks learn several times as fast."
+        True, "Subtract each filter's mean from its gradient. Deep softplus networks learn faster with it."
     )
-    augment: bool = _setting(True, "Random crops, and flips where --flip allows them.")
-    crop: int = _setting(2, "Pixels by which --augment shifts an image of up to 64 pixels a side at most.")
+    augment: bool = _setting(True, "Augment training images by random crops, and by flips if --flip allows it.")
+    crop: int = _setting(2, "Largest shift by --augment in pixels, for images of up to 64 pixels a side.")
     flip: Literal["auto", "yes", "no"] = _setting(
         "auto",
-        "Whether --augment mirrors images: auto does with photographs above 64 pixels, and known data sets that allow "
-        "it.",
+        "Let --augment mirror images: yes, no or auto (photographs larger than 64 pixels, and known "
+        "data sets whose classes allow it).",
     )
     activation: Literal["own", "softplus", "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "tanh"] = _setting(
         "softplus",
-        "Nonlinearity: softplus, relu, leaky_relu, elu, gelu, silu, mish, tanh, or own, what the network usually has.",
+        "Activation function: softplus, relu, leaky_relu, elu, gelu, silu, mish, tanh, or own (the "
+        "usual one of the network).",
     )
     norm: Literal["own", "batch", "group", "frn"] = _setting(
         "own",
-        "Normalisation: batch, group, frn (filter response), or own, what the network usually has (ResNets: batch).",
+        "Normalisation: batch, group, frn (filter response), or own (the usual one of the network; for ResNets batch).",
     )
     bayesian: str = _setting(
         "all",
-        "Layers with posteriors: all, last (the one that makes the logits), or patterns of names, as in 'layer4,fc'.",
+        "Layers that become Bayesian: all, last (the layer that computes the logits), or patterns of "
+        "names such as 'layer4,fc'.",
     )
     init: str = _setting(
         "none",
-        "Trained weights to start from: a .safetensors file, a state dict of torch, a run folder, or zoo:NAME.",
+        "Trained weights to start from: a .safetensors file, a torch state dict, a run folder, or zoo:NAME.",
     )
-    freeze: str = _setting(
-        "none", "Modules and parameters that do not learn: patterns of names, as in 'conv1,layer1.*'."
-    )
+    freeze: str = _setting("none", "Modules and parameters to keep fixed: patterns of names such as 'conv1,layer1.*'.")
     head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
         "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
     )
     dropout: float = _setting(0.5, "Probability of dropping a unit, with --inference dropout.")
     estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
-        "local", "How Bayesian layers draw in training: local, weight, flipout or mean."
+        "local", "How Bayesian layers add noise in training: local, weight, flipout, or mean (no noise)."
     )
     posterior: Literal["std", "alpha", "low_rank"] = _setting("std", "Family of the posterior: std, alpha or low_rank.")
-    initial_std: float = _setting(math.exp(-5), "Standard deviation that every weight starts with.")
+    initial_std: float = _setting(math.exp(-5), "Initial standard deviation of every weight.")
     relative_std: float = _setting(
-        0.0, "The same as a share of the root mean square of the weights of a tensor; 0 takes --initial-std."
+        0.0,
+        "Initial standard deviation relative to the root mean square of each weight tensor. 0 uses "
+        "--initial-std instead.",
     )
     prior: str = _setting(
-        "learned", "Prior: standard, fan_in, learned, mixture, log_uniform, empirical, or a standard deviation."
+        "learned",
+        "Prior of the weights: standard, fan_in, learned, mixture, log_uniform, empirical, or a "
+        "number (its standard deviation).",
     )
     kl_schedule: Literal["blundell", "uniform", "warmup", "constant"] = _setting(
-        "warmup", "How KL is spread over the minibatches: blundell, uniform, warmup or constant."
+        "warmup", "How the KL term is weighted over time: blundell, uniform, warmup or constant."
     )
-    warmup_epochs: float = _setting(2.0, "Epochs over which --kl-schedule warmup raises KL to its full weight.")
-    temperature: float = _setting(0.05, "Factor of the KL term; 1 is the true free energy.")
-    samples: int = _setting(1, "Draws of the network in each training step.")
+    warmup_epochs: float = _setting(2.0, "Epochs until --kl-schedule warmup reaches the full weight of the KL term.")
+    temperature: float = _setting(
+        0.05, "Factor of the KL term. 1 is Bayes' rule; smaller values make the posterior narrower."
+    )
+    samples: int = _setting(1, "Draws of the weights in each training step.")
     class_weights: str = _setting(
         "none",
-        "How much an image of each class counts: none (all alike), balanced (the fewer images, the more each), or a "
-        "number for each class, such as 1,1,5.",
+        "Weight of each class in the loss: none (all equal), balanced (rare classes weigh more), or "
+        "a number per class, such as 1,1,5.",
     )
-    label_smoothing: float = _setting(0.0, "Share of every label that is spread evenly over the classes, 0 to 1.")
-    validation_fraction: float = _setting(0.1, "Share of the training images held out for validation.")
-    validation_samples: int = _setting(5, "Draws of the network for each validation.")
-    novelty: bool = _setting(True, "Learn what training images look like, to tell when an image is unlike them.")
-    seed: int = _setting(0, "Random seed of initialisation, split, order, augmentation and noise.")
-    split_seed: int = _setting(
-        -1, "Random seed of the split into training and validation images alone; -1 takes --seed."
+    label_smoothing: float = _setting(
+        0.0, "Label smoothing: the share of each label, 0 to 1, that is spread evenly over all classes."
     )
-    devices: int = _setting(1, "Processes on each machine (distributed data parallel).")
+    validation_fraction: float = _setting(0.1, "Share of the training images used for validation only.")
+    validation_samples: int = _setting(5, "Draws of the weights in each validation.")
+    novelty: bool = _setting(True, "After training, fit novelty: how unlike the training images an image is.")
+    seed: int = _setting(
+        0, "Random seed of the initial weights, the split, the order of images, augmentation and noise."
+    )
+    split_seed: int = _setting(-1, "Random seed of the split into training and validation images. -1 uses --seed.")
+    devices: int = _setting(1, "Processes on each machine, each with a device of its own (distributed data parallel).")
     num_nodes: int = _setting(1, "Machines.")
-    accelerator: str = _setting("auto", "auto, cpu, gpu or mps.")
+    device: str = _setting("auto", "Where to train: auto (a GPU if there is one), cpu, cuda or mps.")
     precision: Literal["32", "bf16"] = _setting(
-        "32", "Numbers that layers compute with in training: 32 bits, or bf16, faster where the processor has it."
+        "32", "Precision of the layers in training: 32 (bits), or bf16, which is faster on processors that support it."
     )
-    checkpoint_minutes: float = _setting(5.0, "Minutes between checkpoints, besides one after each epoch.")
-    tensorboard: bool = _setting(False, "Also write TensorBoard logs into the run folder.")
+    checkpoint_minutes: float = _setting(5.0, "Minutes between checkpoints; there is also one after each epoch.")
+    tensorboard: bool = _setting(False, "Also write logs for TensorBoard into the run folder.")
 
     def __post_init__(self) -> None:
         at_least = {
@@ -193,9 +210,7 @@ class TrainingConfig:
         if self.hessian_rate > 1:
             raise OptionError(f"hessian_rate is {self.hessian_rate}, but must be at most 1.")
         if self.optimizer == "natural" and self.inference != "vi":
-            raise OptionError(
-                f"optimizer is natural, which learns posteriors, but inference is {self.inference}, not vi."
-            )
+            raise OptionError(f"optimizer is natural, which needs the inference vi, but inference is {self.inference}.")
         if self.optimizer == "natural" and self.posterior != "std":
             raise OptionError(
                 f"optimizer is natural, which needs the posterior std, but posterior is {self.posterior}: add "
@@ -211,13 +226,13 @@ class TrainingConfig:
     def _check_ensemble(self, processes: int) -> None:
         if processes > 1:
             raise OptionError(
-                f"members is {self.members}, but only one process trains an ensemble: train its members as runs of "
-                "their own, with one split_seed, and join them by `dubito ensemble`."
+                f"members is {self.members}, but an ensemble is trained by one process: train the members as "
+                "separate runs with the same split_seed, and join them with `dubito ensemble`."
             )
         if self.splits_logits:
             raise OptionError(
-                f"members is {self.members}, but the head is {self.head}, whose uncertainties are those of logits: "
-                "members of an ensemble need softplus or softmax."
+                f"members is {self.members}, but the head is {self.head}, and an ensemble needs the head "
+                "softplus or softmax."
             )
         self.member(self.members - 1)  # refuses seeds that are too large
 
@@ -268,8 +283,8 @@ class TrainingConfig:
             weights = []
         if not weights or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
             raise OptionError(
-                f"class_weights is {self.class_weights!r}, but must be none, balanced, or a number for each class, "
-                "such as 1,1,5: finite, none negative and not all 0."
+                f"class_weights is {self.class_weights!r}, but must be none, balanced, or a number for each "
+                "class, such as 1,1,5: finite, not negative and not all 0."
             )
         return weights
 
@@ -440,7 +455,7 @@ def _settled(merged: dict[str, Any]) -> TrainingConfig:
     return TrainingConfig(**merged)
 
 
-RENAMED = {"parameterization": "posterior", "warm_start": "init"}
+RENAMED = {"parameterization": "posterior", "warm_start": "init", "accelerator": "device"}
 """Settings of earlier versions that have another name today."""
 
 
@@ -505,7 +520,7 @@ def _checked(name: str, value: Any, annotation: str) -> Any:
             return kind(value)
     except (ValueError, OverflowError):
         pass
-    raise OptionError(f"{name} is {reprlib.repr(value)}, but must be of type {annotation}.")
+    raise OptionError(f"{name} is {reprlib.repr(value)}, but must be {KINDS[annotation]}.")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from dubito.errors import DubitoError, OptionError, RunError
+from dubito.errors import OptionError, RunError, missing
 from dubito.files import write_atomically
 from dubito.foreign import read_json
 from dubito.runs.description import DataDescription
@@ -167,9 +167,7 @@ def _hub(name: str) -> Iterator[Any]:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
-        raise DubitoError(
-            "Hugging Face's hub needs huggingface_hub, which is missing: pip install 'dubito[hf]'."
-        ) from None
+        raise missing("Hugging Face's hub", "huggingface_hub", "hf") from None
     try:
         yield huggingface_hub
     except HFValidationError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import DubitoError, OptionError
+from dubito.errors import DubitoError, OptionError, missing
 from dubito.harmless import say
 from dubito.memory import use_one_heap
 from dubito.runs.run import Run
@@ -105,4 +105,4 @@ def _require_packages() -> None:
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise DubitoError(f"Serving needs {error.name}, which is missing: pip install 'dubito[serve]'.") from None
+        raise missing("Serving", error.name, "serve") from None

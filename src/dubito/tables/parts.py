@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dubito.errors import DubitoError, OptionError, RunError
+from dubito.errors import DubitoError, OptionError, RunError, missing
 from dubito.files import write_atomically
 from dubito.tables.columns import Columns
 
@@ -117,7 +117,7 @@ def require_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise DubitoError("Parquet needs pyarrow, which is missing: pip install 'dubito[parquet]'.") from None
+        raise missing("Parquet", "pyarrow", "parquet") from None
     return pyarrow, parquet
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.data import DATASETS
 from dubito.data.images import IMAGE_SUFFIXES
-from dubito.errors import DataError, DubitoError, OptionError
+from dubito.errors import DataError, DubitoError, OptionError, missing
 from dubito.tables.parts import require_pyarrow
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def _file_system(address: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise DubitoError(f"{address} needs fsspec, which is missing: pip install 'dubito[ray]'.") from None
+        raise missing(address, "fsspec", "ray") from None
     try:
         return fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:

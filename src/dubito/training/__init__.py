@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dubito.errors import DubitoError
+from dubito.errors import missing
 from dubito.runs.config import PRESETS, TrainingConfig, configure
 
 if TYPE_CHECKING:
@@ -60,6 +60,6 @@ def __getattr__(name: str) -> object:
     try:
         value = getattr(import_module(f"dubito.{_HOME_OF[name]}"), name)
     except ModuleNotFoundError as error:
-        raise DubitoError(f"Training needs {error.name}, which is missing: pip install 'dubito[train]'.") from None
+        raise missing("Training", error.name, "train") from None
     globals()[name] = value
     return value

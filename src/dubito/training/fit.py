@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from dubito.data import DATASETS, Fit
-from dubito.errors import DubitoError, NonFiniteError, OptionError, RunError, unknown
+from dubito.errors import NonFiniteError, OptionError, RunError, missing, unknown
 from dubito.evaluation.familiarity import fit_novelty, run_novelty
 from dubito.evaluation.validating import validate
 from dubito.files import refuse_existing
@@ -68,7 +68,7 @@ def _train(
     report_every: int,
     callbacks: list[pl.Callback],
 ) -> Run:
-    _require_accelerator(config.accelerator)
+    _require_device(config.device)
     optimizer_maker(config.optimizer)  # refuses an unknown one
     if config.data not in DATASETS:  # a path, which must be found from every working directory
         config = replace(config, data=str(Path(config.data).expanduser().resolve()))
@@ -179,15 +179,15 @@ def _resolved(text: str, prefix: str = "") -> str:
     return prefix + str(path.resolve()) if text.startswith(prefix) and text != "none" and path.exists() else text
 
 
-def _require_accelerator(name: str) -> None:
-    """Refuse an unavailable accelerator before anything is read or written."""
+def _require_device(name: str) -> None:
+    """Refuse a device that is not there before anything is read or written."""
     known = ("auto", "cpu", "gpu", "cuda", "mps")
     if name not in known:
-        raise OptionError(unknown("accelerator", name, known))
+        raise OptionError(unknown("device", name, known))
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     there["gpu"] = any(there.values())
     if not there.get(name, True):
-        raise OptionError(f"accelerator is {name!r}, but torch finds none on this machine: use 'auto' or 'cpu'.")
+        raise OptionError(f"device is {name!r}, but torch finds none on this machine: use 'auto' or 'cpu'.")
 
 
 def _is_first_process() -> bool:
@@ -318,10 +318,8 @@ def _trainer(config: TrainingConfig, run: Run, epochs: int, callbacks: list[pl.C
     warnings.filterwarnings("ignore", module="pytorch_lightning.*")
     processes = config.devices * config.num_nodes
     options: dict[str, Any] = {"strategy": "ddp"} if processes > 1 else {}
-    if config.accelerator == "auto" and not torch.cuda.is_available():
-        options["accelerator"] = "cpu"
-    else:
-        options["accelerator"] = config.accelerator
+    no_choice = config.device == "auto" and not torch.cuda.is_available()
+    options["accelerator"] = "cpu" if no_choice else config.device
     return pl.Trainer(
         max_epochs=epochs,
         devices=config.devices,
@@ -347,4 +345,4 @@ def _tensorboard(run: Run) -> Any:
 
         return TensorBoardLogger(run.path, name="tensorboard", version="")
     except ImportError:
-        raise DubitoError("--tensorboard needs TensorBoard: pip install 'dubito[tensorboard]'.") from None
+        raise missing("--tensorboard", "tensorboard", "tensorboard") from None
