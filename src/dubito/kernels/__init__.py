@@ -11,6 +11,7 @@ a whole step on some network goes. `results/kernels.json` and `results/kernels-m
 | ``local`` | :class:`dubito.estimators.local.Local` |
 | ``gaussian_kl`` | :meth:`dubito.variational.prior.GaussianPrior.divergence` |
 | ``small_maps`` | :class:`dubito.linear_map.Convolution` |
+| ``winograd`` | the same |
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from dubito.kernels import gaussian_kl, local, small_maps
+from dubito.kernels import gaussian_kl, local, small_maps, winograd
 
 __all__ = ["find", "without"]
 
-TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "small_maps": small_maps}
+TABLE: dict[str, ModuleType] = {
+    "local": local,
+    "gaussian_kl": gaussian_kl,
+    "small_maps": small_maps,
+    "winograd": winograd,
+}
 _off: set[str] = set()
 
 
