@@ -20,7 +20,7 @@ from dubito.errors import DataError
         (["cat", "c" * 2000], "2000 characters"),
         (["cat", "\x1b[31mred"], r"'\x1b[31mred' has control characters"),
         (["cat", "two\nlines"], "control characters"),
-        (["cat", "caf\udce9"], r"'caf\udce9' has control characters or is no UTF-8"),
+        (["cat", "caf\udce9"], r"'caf\udce9' has control characters or is not UTF-8"),
         (["cat", "\u202egod"], "control characters"),
     ],
 )

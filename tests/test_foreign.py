@@ -21,10 +21,10 @@ BOMB = "a: &a [x, x]\n" + "".join(f"b{n}: &b{n} [*{'a' if n == 0 else f'b{n - 1}
         ("[" * 100_000, "nested more than 50 deep"),
         ("- " * 100_000, "nested more than 50 deep"),
         ("[" + "a," * 200_000 + "]", "more than 100000 values"),
-        ("a: [1", "it is no YAML in line"),
-        ("a: 'secret\nline: \tsecret", "it is no YAML"),
-        ("a: !!python/object/apply:os.getcwd []", "it is no YAML"),
-        ("a: \x00", "it is no YAML"),
+        ("a: [1", "it is not valid YAML in line"),
+        ("a: 'secret\nline: \tsecret", "it is not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "it is not valid YAML"),
+        ("a: \x00", "it is not valid YAML"),
         ("a: 2024-99-99", "month"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_text_is_bounded_and_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     assert len(read_json(tmp_path / "long")) == 200
     monkeypatch.setenv("DUBITO_MAX_TEXT_BYTES", "100")
-    for name, reason in (("long", "longer than 100 bytes, see DUBITO_MAX_TEXT_BYTES"), ("latin", "no UTF-8")):
+    for name, reason in (("long", "longer than 100 bytes, see DUBITO_MAX_TEXT_BYTES"), ("latin", "not UTF-8")):
         with pytest.raises(ValueError, match=reason):
             read_text(tmp_path / name)
     with pytest.raises(ValueError, match="longer than 100 bytes"):

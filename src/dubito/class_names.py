@@ -37,15 +37,15 @@ def check_class_count(count: int) -> None:
     """Refuse no classes, and too many."""
     most = file_limits().max_classes
     if not 0 < count <= most:
-        raise DataError(f"There are {count} classes, but must be 1 to {most} ({variable('max_classes')}).")
+        raise DataError(f"There are {count} classes, but there must be 1 to {most} ({variable('max_classes')}).")
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
-        raise DataError(f"A class name is of type {type(name).__name__}, but must be a text.")
+        raise DataError(f"A class name is of type {type(name).__name__}, but must be text.")
     if not name.strip():
         raise DataError("A class has an empty name; give it one.")
     if len(name) > LONGEST:
         raise DataError(f"A class name has {len(name)} characters, but must have at most {LONGEST}; shorten it.")
     if any(map(is_control, name)):
-        raise DataError(f"The class name {name!a} has control characters or is no UTF-8; rename the class.")
+        raise DataError(f"The class name {name!a} has control characters or is not UTF-8; rename the class.")

@@ -99,7 +99,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise RunError(f"{path} was made by another process meanwhile; choose another --out.") from None
+            raise RunError(f"{path} was created by another process in the meantime; choose another --out.") from None
         raise
     finally:
         os.close(handle)

@@ -74,7 +74,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is no UTF-8 text from byte {error.start} on") from None
+        raise ValueError(f"it is not UTF-8 text (byte {error.start})") from None
 
 
 def _opened(file: Path) -> Any:
@@ -107,7 +107,7 @@ def parse_json(text: str) -> Any:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON in line {error.lineno}: {error.msg}") from None
+        raise ValueError(f"it is not valid JSON (line {error.lineno}: {error.msg})") from None
     except RecursionError:
         raise deep from None
     level = [content]
@@ -144,7 +144,7 @@ def read_yaml(file: Path) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"it is no YAML{place}: {_problem(error)}") from None
+        raise ValueError(f"it is not valid YAML{place}: {_problem(error)}") from None
 
 
 def _problem(error: Exception) -> str:
@@ -160,7 +160,7 @@ def _require_plain(events: Iterator[Any]) -> None:
     limits, depth = file_limits(), 0
     for number, event in enumerate(events):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has the alias *{str(event.anchor)[:20]}, but must be plain")
+            raise ValueError(f"it has the alias *{str(event.anchor)[:20]}, but aliases are not allowed")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > limits.max_depth:
             raise ValueError(f"it is nested more than {limits.max_depth} deep, see {variable('max_depth')}")

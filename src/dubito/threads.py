@@ -100,7 +100,7 @@ def same_threads(recorded: Mapping[str, Any]) -> Iterator[None]:
         ]
         if others:
             warnings.warn(
-                f"The result will not be bit-identical to that of an undisturbed training: {', '.join(others)}.",
+                f"The result will not be bit-identical to an uninterrupted training: {', '.join(others)}.",
                 DubitoWarning,
                 stacklevel=4,
             )

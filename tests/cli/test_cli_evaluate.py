@@ -167,7 +167,7 @@ def test_data_that_has_moved_can_be_given(dubito, run: Path) -> None:
         (("evaluate", "broken"), "is damaged"),
         (("evaluate", "garbled"), "is not a run's configuration"),
         (("evaluate", "RUN", "--ood", "no-such-set"), "no-such-set"),
-        (("evaluate", "RUN", "--ood", "digits"), "cannot be out of distribution"),
+        (("evaluate", "RUN", "--ood", "digits"), "cannot be given as --ood"),
         (("evaluate", "RUN", "--data", "cifar100"), "has 100 classes, but the network of"),
         (("evaluate", "RUN", "--data", "fashion-mnist"), "--ood fashion-mnist"),
         (("evaluate", "RUN", "--noise", "0,a"), "--noise is '0,a'"),
@@ -285,7 +285,7 @@ def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> Non
     assert len(evaluation_of("own").validation)
     result = dubito("evaluate", "own", *options, "--ood", Path("moved/own.npz").resolve())
     assert result.code == 1
-    assert "is evaluated itself" in result.err
+    assert "is the data set that is evaluated" in result.err
 
 
 def test_ensembles_of_other_runs_with_the_same_names_have_folders_of_their_own(dubito, run: Path) -> None:

@@ -35,9 +35,9 @@ def test_a_saved_network_predicts_as_its_run(dubito, own_run: Path, saved: Path,
 def test_what_a_saved_network_has_not_is_said_in_a_sentence(dubito, saved: Path, pictures: list[Path]) -> None:
     for command, words in {
         ("predict", saved, pictures[0], "--conformal"): "is a saved network without a validation record",
-        ("predict", saved, pictures[0], "--checkpoint", "last"): "which has one state alone",
-        ("evaluate", saved): "is a saved network and no run",
-        ("decide", saved, "--review", 0.1): "is a saved network and no run",
+        ("predict", saved, pictures[0], "--checkpoint", "last"): "which has only one set of weights",
+        ("evaluate", saved): "is a saved network, not a run",
+        ("decide", saved, "--review", 0.1): "is a saved network, not a run",
     }.items():
         told = dubito(*command)
         assert told.code == 1
@@ -76,7 +76,7 @@ def test_a_strangers_function_is_run_only_with_trust(dubito, own_run: Path, pict
     for command in (("predict", own_run, pictures[0]), ("export", own_run, "--out", "x.onnx"), ("evaluate", own_run)):
         told = dubito(*command)
         assert told.code == 1
-        assert "its network is built by strange:network, which would be run: give --trust" in told.err
+        assert "opening it runs the function strange:network, which builds its network: give --trust" in told.err
         assert not os.path.exists("ran")
     told = dubito("predict", own_run, pictures[0], "--trust")
     assert told.code == 0, told.err

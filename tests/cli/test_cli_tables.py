@@ -73,7 +73,7 @@ def test_data_get_says_where_the_files_are(dubito, mirror: Path) -> None:
     assert result.code == 0
     assert result.out.splitlines() == [
         f"mnist: {mirror / 'mnist'} (mirror, 4 kB)",
-        "digits: comes with scikit-learn, there is nothing to get",
+        "digits: comes with scikit-learn, nothing to download",
     ]
 
 

@@ -53,5 +53,5 @@ def test_frozen_parameters_do_not_learn_and_frozen_batch_norm_keeps_its_statisti
     assert torch.equal(plain[1].running_mean, mean)
     assert [name for name, p in plain.named_parameters() if p.grad is not None] == ["4.weight", "4.bias"]
     assert plain[4].training
-    with pytest.raises(OptionError, match="freeze is 'five', which is the name of no module or parameter"):
+    with pytest.raises(OptionError, match="freeze is 'five', which is not the name of a module or parameter"):
         freeze_parameters(plain, ["five"])

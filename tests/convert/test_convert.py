@@ -243,7 +243,7 @@ def test_last_layer_is_the_last_of_those_picked():
     ("only", "sentence"),
     [
         ("classifier", r"only=classifier picks no layer that can be made Bayesian among features\.0, features\.2\.0"),
-        (nn.BatchNorm2d, r"features\.1 \(BatchNorm2d\): normalisation stays as it is"),
+        (nn.BatchNorm2d, r"features\.1 \(BatchNorm2d\): normalisation layers are converted only if"),
         (lambda name, layer: False, r"only=<lambda> picks no layer"),
         ([], "has no layer that can be made Bayesian"),
         (3, "only has 3, but must be a pattern of names, a type, or a function"),

@@ -47,7 +47,7 @@ def test_a_head_of_the_model_is_kept():
 
 
 def test_output_without_logits_is_refused():
-    with pytest.raises(ShapeError, match="Returns returned dict, in which there are no logits"):
+    with pytest.raises(ShapeError, match="Returns returned dict, which has no logits"):
         dubito.Logits(Returns(lambda t: {"hidden": t}))(torch.ones(1, 3))
 
 

@@ -28,12 +28,12 @@ def test_every_parameter_is_counted_once():
 def test_every_module_that_is_not_bayesian_has_a_reason():
     rows = dubito.summary(dubito.to_bayesian(nn.Sequential(Deep(1), nn.LayerNorm(2), nn.Linear(2, 2)), only="2")).rows
     reasons = {row.kind: row.reason for row in rows}
-    own = "a module's own parameters stay as they are unless `only` names them"
+    own = "parameters of the module itself are converted only if `only` names them"
     assert reasons == {
         "Deep": own,
-        "Linear": "to_bayesian was not asked to convert it",
+        "Linear": "not selected for conversion",
         "Bilinear": own,
-        "LayerNorm": "normalisation stays as it is unless `only` names its parameters",
+        "LayerNorm": "normalisation layers are converted only if `only` names their parameters",
         "BayesLinear": None,
     }
 

@@ -126,8 +126,8 @@ def png(size: tuple[int, int] = (64, 64)) -> bytes:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no known image format"),
-        (b"hello", "no known image format"),
+        (b"", "not a known image format"),
+        (b"hello", "not a known image format"),
         (png()[:2000], "truncated"),
         (png()[:40], ""),
         (png()[:2000] + bytes(100) + png()[2100:], ""),
@@ -237,7 +237,7 @@ def test_a_large_picture_takes_bounded_memory_and_gives_it_back(tmp_path: Path) 
 def test_other_formats_are_refused_whatever_the_name(tmp_path: Path, form: str) -> None:
     Image.new("RGB", (32, 32)).save(tmp_path / "photo.png", form)
     for read in (lambda path: read_image(path, 3), images.inspect_image):
-        with pytest.raises(DataError, match="no known image format"):
+        with pytest.raises(DataError, match="not a known image format"):
             read(tmp_path / "photo.png")
 
 

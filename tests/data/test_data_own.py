@@ -74,7 +74,7 @@ def test_training_does_not_open_a_folders_test_images(tmp_path: Path) -> None:
     for root, count in ((tmp_path / "split", 16), (tmp_path / "given", 4)):
         source = open_dataset(root)
         assert len(source.train()) == count
-        with pytest.raises(DataError, match="no known image format"):
+        with pytest.raises(DataError, match="not a known image format"):
             source.test()
 
 
@@ -196,7 +196,7 @@ def test_files_in_the_format_of_a_phone_do_not_go_unnoticed(tmp_path: Path) -> N
     assert (
         open_dataset(tmp_path)
         .describe_splits()
-        .endswith("Files that are no images (png, jpg, bmp, gif, webp, tiff) are left out: 2 .heic, 1 notes.")
+        .endswith("Files that are not images (png, jpg, bmp, gif, webp, tiff) are left out: 2 .heic, 1 notes.")
     )
 
 
@@ -349,7 +349,7 @@ def test_folders_and_labels_that_are_no_names_of_classes_are_refused_before_trai
     folder = os.path.join(os.fsencode(tmp_path / "folders"), name)
     os.mkdir(folder)
     (tmp_path / "folders" / "a" / "000.png").rename(os.path.join(os.fsdecode(folder), "0.png"))
-    with pytest.raises(DataError, match=r"folders cannot be used: The class name .* has control characters or is no"):
+    with pytest.raises(DataError, match=r"folders cannot be used: The class name .* has control characters or is not"):
         open_dataset(tmp_path / "folders").train()
     (tmp_path / "list.csv").write_bytes(b'path,label\nfolders/a/001.png,"' + name + b'"\nfolders/a/002.png,a\n')
     with pytest.raises(DataError, match=r"list\.csv cannot be"):

@@ -80,7 +80,7 @@ def test_items_are_taken_as_they_are_needed(ray_of_two: object) -> None:
 
 
 def test_options_without_sense_are_refused() -> None:
-    with pytest.raises(OptionError, match="--workers cannot be given to the engine local"):
+    with pytest.raises(OptionError, match="--workers can only be used with --engine ray"):
         get_engine("local", workers=2)
     with pytest.raises(OptionError, match="engine is 'spark'"):
         get_engine("spark")

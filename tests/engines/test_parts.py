@@ -140,7 +140,7 @@ def test_another_work_is_not_mixed_in(digits_run: Path, table: Path, tmp_path: P
     options = ("predict", digits_run, table, "--chunk", 16, "--out", tmp_path / "parts")
     assert run_command(*options, "--samples", 2) == 0
     assert run_command(*options, "--samples", 2) == 1
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "continue it with --resume" in capsys.readouterr().err
     assert run_command(*options, "--samples", 3, "--resume") == 1
     assert "was begun with another settings" in capsys.readouterr().err
     assert run_command(*options[:2], "digits", *options[3:], "--samples", 2, "--resume") == 1
@@ -151,9 +151,9 @@ def test_another_work_is_not_mixed_in(digits_run: Path, table: Path, tmp_path: P
 
 def test_a_folder_is_asked_for(digits_run: Path, tmp_path: Path, capsys: Any) -> None:
     assert run_command("predict", digits_run, "digits", "--engine", "ray", "--out", tmp_path / "a.csv") == 1
-    assert "--engine ray needs a folder for parts" in capsys.readouterr().err
+    assert "--engine ray needs --out FOLDER" in capsys.readouterr().err
     assert run_command("predict", digits_run, "digits", "--resume") == 1
-    assert "--resume needs a folder for parts" in capsys.readouterr().err
+    assert "--resume needs --out FOLDER" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_part_is_begun_anew(tmp_path: Path) -> None:

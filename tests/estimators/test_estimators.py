@@ -256,9 +256,9 @@ def test_impossible_numbers_of_draws_are_refused(make):
 
 
 def test_option_of_another_estimator_is_refused():
-    with pytest.raises(OptionError, match=r"The local estimator got \{'draws': 3\}"):
+    with pytest.raises(OptionError, match=r"The local estimator has no option \{'draws': 3\}"):
         make_estimator("local", draws=3)
-    with pytest.raises(OptionError, match="is complete, but got draws beside it"):
+    with pytest.raises(OptionError, match="is already complete, so draws cannot be given with it"):
         make_estimator(Weight(), draws=3)
 
 

@@ -284,7 +284,7 @@ def test_an_ensemble_is_calibrated_on_what_all_members_held_out(bayesian: Run, t
     shared = set.intersection(*(set(split_validation(labels, 0.1, seed)[1].tolist()) for seed in (0, 1)))
     assert len(found.validation) == len(shared) > 0
     strangers = [make_run(tmp_path / f"{seed}", seed=seed) for seed in (2, 3, 4, 5)]
-    with pytest.warns(DubitoWarning, match="no image in common"):
+    with pytest.warns(DubitoWarning, match="no validation image in common"):
         alone = evaluate([bayesian, *strangers], **{**QUICK, "samples": 1, "noise": ()})
     assert len(alone.validation) == 0
     assert alone.metrics["conformal"] is None
@@ -340,7 +340,7 @@ def test_another_data_set_must_have_the_same_classes(bayesian: Run, other: str, 
         ({"coverage": 1.0}, "coverage is 1.0"),
         ({"noise": (-0.1,)}, "-0.1"),
         ({"noise": (float("nan"),)}, "nan"),
-        ({"ood": ["digits"]}, "cannot be out of distribution"),
+        ({"ood": ["digits"]}, "cannot be given as --ood"),
         ({"ood": ["no-such-set"]}, "no-such-set"),
     ],
 )

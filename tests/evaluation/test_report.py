@@ -168,7 +168,7 @@ def test_a_run_without_mistakes_noise_or_trace_has_a_report_too(evaluation: Eval
     shown = {name.removeprefix("figure-") for name in page.ids("figure")}
     assert not shown & {"confidently-wrong", "conformal", "weight-std", "noise-accuracy"}
     assert "noise" not in page.ids("section")
-    for reason in ("no mistake", "no posterior.csv", "no images in common"):
+    for reason in ("no mistake", "no posterior.csv", "no validation images in common"):
         assert reason in page.text
 
 
@@ -351,7 +351,7 @@ def test_decisions_are_shown_with_their_rule_and_a_run_without_one_says_how_to_g
     page = page_of(evaluation, tmp_path)
     assert "no rule yet" not in page.text
     assert rule.describe() in page.text
-    assert "exceeds what 5 % of familiar images exceed" in page.text
+    assert "above a limit that 5 % of familiar images exceed" in page.text
     found = decided(evaluation)
     assert found is not None
     expected = rule.measure(evaluation.test.prediction, evaluation.test.labels)

@@ -51,7 +51,7 @@ def test_inputs_that_are_no_images_are_reported_without_them(tmp_path: Path) -> 
     page = Page(file.read_text(encoding="utf-8"))
     assert "images" not in page.ids("section")
     assert "figure-scatter" in page.ids("figure")
-    for reason in ("no images of one or three channels", "No validation images were given", "No Bayesian layer"):
+    for reason in ("not images with one or three channels", "No validation images were given", "No Bayesian layer"):
         assert reason in page.text
 
 

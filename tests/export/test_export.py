@@ -272,7 +272,7 @@ def test_images_of_another_size_are_exported(data, images) -> None:
 
 def test_a_network_is_exported_at_its_own_size_without_a_run(tmp_path: Path) -> None:
     network = dubito.to_bayesian(nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 4)), head="softmax").eval()
-    with pytest.raises(OptionError, match="does not say what its images are like, which exporting needs"):
+    with pytest.raises(OptionError, match="Exporting needs to know what the images of the network are like"):
         dubito.export(network, tmp_path / "own.onnx")
     dubito.attach_data(network, class_names=list("abcd"), size=12)
     with pytest.raises(OptionError, match=r"must end in .onnx or .pt2"):

@@ -351,7 +351,7 @@ def test_head_belongs_to_the_model_and_is_found_again():
 
 
 def test_model_without_a_head_is_asked_for_one():
-    with pytest.raises(HeadError, match=r"The model \(Linear\) has no head of its own.*'softplus'"):
+    with pytest.raises(HeadError, match=r"The model \(Linear\) has no head, so.*'softplus'"):
         resolve_head(nn.Linear(2, 2))
 
 

@@ -79,7 +79,7 @@ class Opens:
 
 def test_files_that_hold_more_than_tensors_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"state_dict": Opens()}, tmp_path / "evil.pth")
-    with pytest.raises(DataError, match="it must hold tensors alone"):
+    with pytest.raises(DataError, match="it must contain only tensors"):
         read_weights(tmp_path / "evil.pth")
     assert capsys.readouterr().out == ""
     (tmp_path / "text.safetensors").write_text("hello")

@@ -97,7 +97,7 @@ def test_a_grid_that_is_stopped_and_killed_goes_on_in_mid_cell_to_the_same_numbe
     first = grid.run(lenet5_mnist_vi=(0, signal.SIGKILL), lenet5_mnist_frequentist=(signal.SIGINT, 0))
     assert first.returncode == 130, first.stderr
     assert "Bayesian (VI) LeNet-5 on MNIST: failed: its process died" in first.stdout
-    assert "Interrupted: 0 of 3 cells are finished, 1 failed. The same command goes on" in first.stdout
+    assert "Interrupted: 0 of 3 cells are finished, 1 failed. Run the same command again" in first.stdout
     assert "Traceback" not in first.stderr
     assert grid.finished == list(grid.measured()) == []
     assert grid.progress(VI) == {"epoch": 1, "batch": 0}

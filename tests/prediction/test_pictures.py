@@ -68,7 +68,9 @@ def test_what_cannot_be_read_is_named(photo: Path, predictor: Predictor) -> None
     with pytest.raises(ShapeError, match="Image 1 is a int, but must be a path"):
         predictor([photo, 3])
     bare = Predictor(dubito.attach_head(nn.Flatten(), "softmax"))
-    with pytest.raises(OptionError, match=r"does not say what its images are like.*dubito\.attach_data"):
+    with pytest.raises(
+        OptionError, match=r"needs to know what the images of the network are like.*dubito\.attach_data"
+    ):
         bare(photo)
 
 

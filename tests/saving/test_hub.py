@@ -140,9 +140,9 @@ def test_a_function_of_a_stranger_is_not_run(hub: Hub, network: nn.Module) -> No
 
 
 def test_what_goes_wrong_is_one_sentence(hub: Hub, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match="neither in the cache nor within reach"):
+    with pytest.raises(RunError, match="neither in the cache nor reachable"):
         dubito.from_pretrained("me/nothing")
-    with pytest.raises(OptionError, match="no name of a repository"):
+    with pytest.raises(OptionError, match="nor the name of a repository"):
         dubito.from_pretrained("no//name")
     with pytest.raises(OptionError, match="class_names is for a network"):
         dubito.push_to_hub("runs/mine", "me/mine", class_names=["a"])

@@ -303,11 +303,11 @@ def test_what_does_not_fit_is_named(saved: Path) -> None:
 
 def test_folders_that_are_no_network_are_refused_in_a_sentence(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"is no run, .* and no saved network"):
+    with pytest.raises(RunError, match=r"is neither a run .* nor a saved network"):
         dubito.load(tmp_path / "empty")
     with pytest.raises(RunError, match="There is no run folder"):
         dubito.load(tmp_path / "nowhere")
-    with pytest.raises(OptionError, match="is no saved network"):
+    with pytest.raises(OptionError, match="is not a saved network"):
         dubito.load(tmp_path / "empty", into=Small())
     with pytest.raises(RunError, match="not empty; choose another folder, or give overwrite=True"):
         dubito.save(Small(), saved)
@@ -384,7 +384,7 @@ def test_damaged_files_are_named(saved: Path) -> None:
 def test_a_folder_cannot_have_a_function_run(tmp_path: Path) -> None:
     folder = dubito.save(dubito.models.build("lenet5", 3, 1), tmp_path / "saved")
     changed(folder, "built_as", "name", to="os:abort")
-    with pytest.raises(RunError, match="built by os:abort, which would be run: give --trust"):
+    with pytest.raises(RunError, match="runs the function os:abort, which builds its network: give --trust"):
         dubito.load(folder)
 
 

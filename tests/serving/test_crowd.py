@@ -65,9 +65,9 @@ def test_an_address_has_its_share_and_makes_room_for_itself_alone() -> None:
 def test_requests_in_work_are_limited_for_all_and_for_each() -> None:
     traffic = Traffic(Limits(max_requests=3, client_share=0.7))
     with traffic.admit("a"), traffic.admit("a"):
-        with pytest.raises(RefusedError, match="2 of your requests are in work"), traffic.admit("a"):
+        with pytest.raises(RefusedError, match="busy with 2 of your requests"), traffic.admit("a"):
             pass
-        with traffic.admit("b"), pytest.raises(RefusedError, match="3 requests are in work"), traffic.admit("c"):
+        with traffic.admit("b"), pytest.raises(RefusedError, match="busy with 3 other requests"), traffic.admit("c"):
             pass
         assert traffic.in_work == 2
     traffic.hold("a")

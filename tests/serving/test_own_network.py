@@ -67,7 +67,7 @@ def test_validation_batches_are_what_answers_are_compared_with() -> None:
     assert found.describe()["images"] == 30
     assert found.record.examples.shape[1:] == (3, 8, 8)
     assert found.percentile("aleatoric", float(expected.aleatoric.max()) + 1) == 1
-    with pytest.raises(dubito.DubitoError, match="unless it is served with some"):
+    with pytest.raises(dubito.DubitoError, match="only if they are given"):
         find_usual(served)
 
 

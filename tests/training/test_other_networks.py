@@ -63,7 +63,7 @@ def test_a_network_of_an_own_function_is_trained_frozen_and_fine_tuned(
     begun = first.load()  # without a question: it was trained here
     monkeypatch.setenv("DUBITO_CACHE", str(tmp_path / "cache of somebody else"))
     with pytest.raises(
-        RunError, match=r"plain cannot be opened: .*functions_of_mine:small, which would be run: give --trust"
+        RunError, match=r"plain cannot be opened: .*functions_of_mine:small, which builds its network: give --trust"
     ):
         dubito.load(tmp_path / "plain")
     assert torch.equal(dubito.load(tmp_path / "plain", trust=True)[0].weight, begun[0].weight)

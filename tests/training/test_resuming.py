@@ -137,5 +137,5 @@ def test_a_run_that_stopped_between_its_first_checkpoints_begins_again(whole: Pa
 def test_weights_without_the_state_of_a_training_are_not_trained_again(whole: Path, tmp_path: Path) -> None:
     for name in ("config.yaml", "environment.json", "best.safetensors", "metrics.csv"):
         (tmp_path / name).write_bytes((whole / name).read_bytes())
-    with pytest.raises(RunError, match="cannot be trained further"):
+    with pytest.raises(RunError, match="cannot be continued"):
         resume(tmp_path, console=quiet)

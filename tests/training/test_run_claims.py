@@ -49,7 +49,7 @@ def test_a_training_that_was_killed_before_it_began_starts_again(tmp_path: Path,
     out = tmp_path / "run"
     left_behind(out, ".config.yaml.abcd_123.part")
     (out / "environment.json").write_text("{}")
-    with pytest.raises(RunError, match="stopped before it began, so start it again by the same command"):
+    with pytest.raises(RunError, match="Start it again with the same command"):
         resume(out, console=quiet)
     train(configure(**SMALL), out, console=quiet)
     assert_identical(tensors(whole), tensors(out))
@@ -107,7 +107,7 @@ def test_a_folder_that_is_deleted_in_mid_run_is_an_error(tmp_path: Path, replace
         if replaced:
             out.mkdir()
 
-    with pytest.raises(RunError, match="removed or replaced while it was being written"):
+    with pytest.raises(RunError, match="removed or replaced during the training"):
         train(configure(**ONE_EPOCH), out, console=quiet, callbacks=[AtFirstBatch(remove)])
     assert not out.exists() or not list(out.iterdir())
 
@@ -150,7 +150,7 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "new") as folder:
         (folder / "half" / "written").write_text("")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(RunError, match="made by another process meanwhile"), new_folder(tmp_path / "new"):
+    with pytest.raises(RunError, match="created by another process in the meantime"), new_folder(tmp_path / "new"):
         left_behind(tmp_path / "new", "theirs")
     assert os.listdir(tmp_path) == ["new"]
 

@@ -38,7 +38,7 @@ def obstacle(module: nn.Module, by_default: bool = True) -> str | None:
     """Why a module's own parameters get no posteriors by default, or cannot have any; None if nothing is in the way.
 
     >>> obstacle(nn.Linear(2, 2)), obstacle(nn.BatchNorm2d(3))
-    (None, 'normalisation stays as it is unless `only` names its parameters')
+    (None, 'normalisation layers are converted only if `only` names their parameters')
     """
     kind = type(module)
     if isinstance(module, DrawingModule):
@@ -59,8 +59,8 @@ def obstacle(module: nn.Module, by_default: bool = True) -> str | None:
     if not by_default or isinstance(module, LINEAR_MAPS) or kind.__name__ == "Conv1D":
         return None
     if "norm" in kind.__name__.lower():
-        return "normalisation stays as it is unless `only` names its parameters"
-    return "a module's own parameters stay as they are unless `only` names them"
+        return "normalisation layers are converted only if `only` names their parameters"
+    return "parameters of the module itself are converted only if `only` names them"
 
 
 def choose_parameters(module: nn.Module, only: Choice | Sequence[Choice] | None, last_layer: bool) -> Picked:

@@ -46,8 +46,8 @@ def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> None:
         if not found:
             known = ", ".join(name for name, _ in network.named_children())
             raise OptionError(
-                f"freeze is {pattern!r}, which is the name of no module or parameter of the network ({known}): give "
-                "patterns such as 'conv1' or 'layer1.*', separated by commas."
+                f"freeze is {pattern!r}, which is not the name of a module or parameter of the network "
+                f"({known}): give patterns such as 'conv1' or 'layer1.*', separated by commas."
             )
 
 

@@ -50,7 +50,7 @@ class Logits(nn.Module):
             found = output[0]
         if found is None or isinstance(found, (Mapping, tuple, list, nn.Module)):
             raise ShapeError(
-                f"{type(self.model).__name__} returned {type(output).__name__}, in which there are no logits: wrap it "
-                "in a module that returns them."
+                f"{type(self.model).__name__} returned {type(output).__name__}, which has no logits: wrap the "
+                "network in a module that returns them."
             )
         return found

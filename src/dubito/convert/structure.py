@@ -202,7 +202,7 @@ def _layer_options(drawing: Mapping[str, Any], described: Mapping[str, Any]) -> 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{value!r} is no standard deviation")
+        raise ValueError(f"{value!r} is not a standard deviation")
     return float(value)
 
 

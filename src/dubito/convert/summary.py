@@ -84,8 +84,8 @@ def summary(module: nn.Module) -> Summary:
     3      BayesLinear       18  yes
     <BLANKLINE>
     Bayesian: 1 of 3 modules, 18 of 114 weights.
-    (1) to_bayesian was not asked to convert it
-    (2) normalisation stays as it is unless `only` names its parameters
+    (1) not selected for conversion
+    (2) normalisation layers are converted only if `only` names their parameters
     """
     rows: list[Row] = []
     counted: set[int] = set()
@@ -98,7 +98,7 @@ def summary(module: nn.Module) -> Summary:
         own = [p for p in (*drawn, *plain) if id(p) not in counted]
         counted.update(map(id, own))
         if own or drawn or (obstacle(part) is None and own_parameters(part)):
-            reason = None if drawn else obstacle(part) or "to_bayesian was not asked to convert it"
+            reason = None if drawn else obstacle(part) or "not selected for conversion"
             weights = sum(0 if is_lazy(parameter) else parameter.numel() for parameter in own)
             rows.append(Row(name, _kind(part), weights, bool(drawn), reason))
     return Summary(tuple(rows))

@@ -143,7 +143,7 @@ def _require_plain(member: zipfile.ZipInfo) -> None:
     if member.flag_bits & _ENCRYPTED:
         raise ValueError("it is encrypted")
     if member.compress_type not in _METHODS:
-        raise ValueError("it is packed in another way than numpy does it")
+        raise ValueError("it uses a compression that numpy does not use")
 
 
 def _header(begin: IO[bytes]) -> ArrayHeader:

@@ -280,7 +280,9 @@ def open_dataset(
     if fit is not None:
         check_fit(fit)
     if not given:
-        raise DataError("The data set has no name: give that of a known one, a folder of class folders, or an .npz.")
+        raise DataError(
+            "The data set has no name: give the name of a known data set, a folder of class folders, or an .npz."
+        )
     options: dict[str, Any] = {"size": size, "fit": fit, "channels": channels, "statistics": statistics}
     if isinstance(spec, str) and given in registry.DATASETS:
         info = registry.DATASETS[given]

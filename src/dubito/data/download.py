@@ -73,11 +73,11 @@ def fetch(
 
     >>> fetch("digits")
     Traceback (most recent call last):
-    dubito.errors.OptionError: data set 'digits' is embedded in scikit-learn, so there is nothing to fetch.
+    dubito.errors.OptionError: data set 'digits' comes with scikit-learn, so there is nothing to download.
     """
     info = dataset_info(name)
     if not info.files:
-        raise OptionError(f"data set {name!r} is embedded in scikit-learn, so there is nothing to fetch.")
+        raise OptionError(f"data set {name!r} comes with scikit-learn, so there is nothing to download.")
     files = info.files_for(split)
     folder = cache_folder(cache)
     failures: list[str] = []
@@ -151,7 +151,8 @@ def _verify(root: Path, info: DatasetInfo, files: Sequence[DataFile], sums: Mapp
         expected = sums.get(f"{info.folder}/{file.name}")
         if expected and _sha256(path) != expected:
             raise DataError(
-                f"{path} does not have the SHA-256 that {_SUMS} gives it, so it is corrupt; delete it and get it again."
+                f"{path} does not have the SHA-256 that {_SUMS} gives it, so it is corrupt; delete it and "
+                "download it again."
             )
 
 

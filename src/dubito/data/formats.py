@@ -29,7 +29,7 @@ _IMAGES_MAGIC = 0x00000803
 _LABELS_MAGIC = 0x00000801
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_PIXELS = 3 * 32 * 32
-_AGAIN = "delete it and get it again"
+_AGAIN = "delete it and download it again"
 
 
 def read_idx_images(path: str | os.PathLike[str], count: int | None = None) -> Bytes:
@@ -61,7 +61,9 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
             if count is not None and items != count:
                 raise DataError(f"{path} holds {items} {what}, but must hold {count}; {_AGAIN}.")
             if sides and not all(0 < side <= 4096 for side in sides):
-                raise DataError(f"{path} says that its images are {sides[0]} x {sides[1]}, so it is corrupt; {_AGAIN}.")
+                raise DataError(
+                    f"{path} gives {sides[0]} x {sides[1]} as the size of its images, so it is corrupt; {_AGAIN}."
+                )
             size = items * math.prod(sides)
             require_unpacked(size, path, str(path))
             # One byte more than there should be: it shows surplus bytes, and makes gzip verify its checksum.
@@ -69,7 +71,7 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
     except FileNotFoundError:
         raise _missing(path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file ({_reason(error)}); {_AGAIN}.") from error
+        raise DataError(f"{path} is not a complete gzip file ({_reason(error)}); {_AGAIN}.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}.") from error
     if len(content) != size:

@@ -335,7 +335,7 @@ def _unreadable(name: str, error: Exception) -> DataError:
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        reason = "it is in no known image format"
+        reason = "its format is not a known image format"
     elif isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         reason = "it has far too many pixels"
     elif isinstance(error, OSError) and error.strerror:

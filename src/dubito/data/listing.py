@@ -76,11 +76,11 @@ class Listing(ABC):
         """How the images are split, as a sentence."""
         if not self.splits:
             return (
-                f"{self.place} has no splits of its own: {TEST_FRACTION:.0%} of each class, drawn by seed {self.seed}, "
-                "are set aside for testing."
+                f"{self.place} has no test images: {TEST_FRACTION:.0%} of each class are set aside for "
+                f"testing (seed {self.seed})."
             ).replace("%", " %")
         counts = [f"{len(self.files(split)[0]):,} {split}" for split in self.splits]
-        return f"{self.place} is split by its authors: {', '.join(counts[:-1])} and {counts[-1]} images."
+        return f"{self.place} is already split: {', '.join(counts[:-1])} and {counts[-1]} images."
 
     def require(self, split: Split) -> None:
         """Raise an error if the data has splits, but not this one."""
@@ -132,7 +132,7 @@ class ClassFolders(Listing):
             return splits
         listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(OTHERS_SHOWN))
         more = ", ..." if len(kinds) > OTHERS_SHOWN else ""
-        return f"{splits}\nFiles that are no images ({_SUFFIXES}) are left out: {listed}{more}."
+        return f"{splits}\nFiles that are not images ({_SUFFIXES}) are left out: {listed}{more}."
 
 
 class PathTable(Listing):

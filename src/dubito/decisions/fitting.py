@@ -191,8 +191,8 @@ def _familiar(prediction: Prediction, false_alarm: float | None) -> tuple[float 
     rank = math.ceil(round((len(novelty) + 1) * (1 - false_alarm), 9))
     if rank > len(novelty):
         raise OptionError(
-            f"false_alarm is {false_alarm:g}, but {len(novelty)} images cannot tell less than "
-            f"{1 / (len(novelty) + 1):.2g}: give more images or a larger rate."
+            f"false_alarm is {false_alarm:g}, but with {len(novelty)} images the smallest possible rate "
+            f"is {1 / (len(novelty) + 1):.2g}: give more images or a larger rate."
         )
     threshold = float(novelty[rank - 1])
     return threshold, prediction.novelty.detach().cpu().double().numpy() < threshold

@@ -25,5 +25,5 @@ def get_engine(name: str, **options: Any) -> Engine:
     given = {option: value for option, value in options.items() if value is not None}
     if given and name == LocalEngine.name:
         flags = ", ".join("--" + option.replace("_", "-") for option in given)
-        raise OptionError(f"{flags} cannot be given to the engine local, which is this process: add --engine ray.")
+        raise OptionError(f"{flags} can only be used with --engine ray.")
     return ENGINES[name](**given)

@@ -29,14 +29,16 @@ def make_estimator(given: str | Estimator, **options: Any) -> Estimator:
     """
     if isinstance(given, Estimator):
         if options:
-            raise OptionError(f"The estimator {given} is complete, but got {', '.join(options)} beside it.")
+            raise OptionError(
+                f"The estimator {given} is already complete, so {', '.join(options)} cannot be given with it."
+            )
         return given
     if not isinstance(given, str) or given not in ESTIMATORS:
         raise OptionError(unknown("estimator", given, ESTIMATORS))
     try:
         return ESTIMATORS[given](**options)
     except TypeError:
-        raise OptionError(f"The {given} estimator got {options}, which it has no use for.") from None
+        raise OptionError(f"The {given} estimator has no option {options}.") from None
 
 
 @contextmanager

@@ -83,7 +83,10 @@ def suitable_coverage(mistakes: int, images: int) -> float:
     (0.993, 0.9, 0.995)
     """
     if not 0 <= mistakes <= images or images < 1:
-        raise OptionError(f"There are {mistakes} mistakes on {images} images, but must be at most as many, and images.")
+        raise OptionError(
+            f"There are {mistakes} mistakes on {images} images, but there must be at least one image and "
+            "no more mistakes than images."
+        )
     half = mistakes / images / 2
     least = 1 / (images + 1)
     if half > least:

@@ -110,7 +110,10 @@ def evaluate(
     if isinstance(networks, (nn.Module, Predictor)):
         return _evaluate_module(networks, batches, validation, options, began)
     if batches is not None or validation is not None:
-        raise OptionError("batches are for a network: a run is evaluated on test images of its data set, or of `data`.")
+        raise OptionError(
+            "batches can only be given with a network: a run is evaluated on the test images of its data "
+            "set, or of `data`."
+        )
     opened = _open(networks)
     facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
     for name in ood:
@@ -119,7 +122,7 @@ def evaluate(
     held_out = _held_out(opened, data, options, checkpoint)
     strange = {name: test_images(name, opened[0], labelled=False) for name in dict.fromkeys(ood)}
     if place_of(test.name) in map(place_of, strange):
-        raise OptionError(f"{test.name} is evaluated itself, so it cannot be out of distribution (--ood) too.")
+        raise OptionError(f"{test.name} is the data set that is evaluated, so it cannot be given as --ood too.")
     chosen = _some(len(test), noise_images, seed)
     jobs = {"test": _Job(test, f"{test.name}/test")}
     if isinstance(held_out, Dataset):
@@ -166,7 +169,7 @@ def _evaluate_module(
     began: float,
 ) -> Evaluation:
     if batches is None:
-        raise OptionError("A network needs batches to be evaluated on: pairs of inputs and labels.")
+        raise OptionError("A network needs batches to be evaluated: pairs of inputs and labels.")
     inputs, labels = inputs_and_labels(batches)
     watch = perf_counter()
     if isinstance(network, Predictor):
@@ -203,7 +206,7 @@ def inputs_and_labels(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Te
     inputs, labels = [], []
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-            raise ShapeError("batches holds something that is no pair of inputs and labels.")
+            raise ShapeError("batches must contain pairs of inputs and labels.")
         inputs.append(batch[0])
         labels.append(batch[1])
     if not inputs:
@@ -294,7 +297,7 @@ class _Drawing:
     def __call__(self, images: _Images) -> tuple[Piece, float]:
         """The draws for the images, and the seconds that they took."""
         predictor = self.predictor(images.member)
-        data = require_data(predictor.data, "an evaluation")
+        data = require_data(predictor.data, "An evaluation")
         size = images_at_once(data.size, self.options.batch_size)
         began = perf_counter()
         batches = noisy_batches(images.images, data, images.gamma, size, self.options.seed, first=images.first)
@@ -391,8 +394,8 @@ def _held_out(runs: Sequence[Run], data: str | None, options: _Options, checkpoi
         if validation is None:
             raise
         warnings.warn(
-            f"The validation images of {runs[0].path} are not there, so the calibration is that of its record: the "
-            f"best weights, {SAMPLES} draws, seed {SEED}.",
+            f"The validation images of {runs[0].path} are missing, so its stored validation record is "
+            f"used: the best weights, {SAMPLES} draws, seed {SEED}.",
             DubitoWarning,
             stacklevel=3,
         )
@@ -412,8 +415,8 @@ def _calibrated(found: dict[str, Evaluated], options: _Options) -> dict[str, Eva
 
 def _warn_uncalibrated() -> None:
     warnings.warn(
-        "The members of the ensemble held out no image in common, so it is not calibrated: train them with one "
-        "--split-seed, or a larger --validation-fraction.",
+        "The members of the ensemble have no validation image in common, so it is not calibrated: "
+        "train them with the same --split-seed, or a larger --validation-fraction.",
         DubitoWarning,
         stacklevel=3,
     )

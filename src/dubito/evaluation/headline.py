@@ -33,7 +33,10 @@ def title_and_lead(evaluation: Evaluation, network: nn.Module | None = None) -> 
     """What was trained and tested: a title, and a line below it."""
     draws = evaluation.test.prediction.samples
     once = "one pass" if draws == 1 else f"{draws} draws"
-    tested = f"Tested on {len(evaluation.test):,} images that no training has seen, with {once} of the network each."
+    tested = (
+        f"Tested on {len(evaluation.test):,} images that were not used in training, with {once} of "
+        "the weights for each."
+    )
     if not evaluation.runs:
         title = "A predictor" if network is None else type(network).__name__
         return f"{title} for {len(evaluation.class_names)} classes", tested
@@ -75,21 +78,21 @@ def cards(evaluation: Evaluation) -> list[Card]:
             "Accuracy",
             percent(accuracy),
             _between(intervals["accuracy"], percent),
-            f"Of 100 test images it names the right class for about {100 * accuracy:.0f}.",
+            f"The network names the right class for about {100 * accuracy:.0f} of 100 test images.",
         ),
         Card(
             "Negative log-likelihood",
             f"{nll:.3f}",
             _between(intervals["nll"], "{:.3f}".format),
-            f"The true class typically gets a probability of {math.exp(-nll):.2f} (the geometric mean).",
+            f"The true class typically gets a probability of {math.exp(-nll):.2f} (geometric mean).",
         ),
         Card(
             "Calibration error",
             percent(ece),
             _between(intervals["ece"], percent),
-            f"Its confidence is off by {100 * ece:.1f} percentage points on average; on the whole it is "
-            f"{leaning(confidence, intervals['accuracy'])} "
-            f"({percent(confidence)} sure, {percent(accuracy)} right).",
+            f"The confidence is off by {100 * ece:.1f} percentage points on average. Overall the network "
+            f"is {leaning(confidence, intervals['accuracy'])} ({percent(confidence)} sure, "
+            f"{percent(accuracy)} right).",
         ),
     ]
     return [*first, *_doubt_cards(evaluation), *_conformal_card(evaluation)]
@@ -102,20 +105,20 @@ def _doubt_cards(evaluation: Evaluation) -> Iterable[Card]:
     name, found = _best(metrics["errors"])
     if name:
         yield Card(
-            "Finding its mistakes (AUROC)",
+            "Finding mistakes (AUROC)",
             f"{found['auroc']:.3f}",
             _between(found["auroc_interval"], "{:.3f}".format),
-            f"Of a wrong and a right prediction, {_spoken(name)} points to the wrong one {100 * found['auroc']:.0f} "
-            f"times in 100; by chance it would be 50. {about_chance(metrics['errors'])}".strip(),
+            f"Given a wrong and a right prediction, {_spoken(name)} picks out the wrong one {100 * found['auroc']:.0f} "
+            f"times in 100; chance would be 50. {about_chance(metrics['errors'])}".strip(),
         )
     for other, shown in other_names(evaluation).items():
         name, found = _best(metrics["ood"][other])
         if name:
             yield Card(
-                f"Telling {shown} apart (AUROC)",
+                f"Recognising {shown} as other images (AUROC)",
                 f"{found['auroc']:.3f}",
                 _between(found["auroc_interval"], "{:.3f}".format),
-                f"Of an image of {shown} and one of its own data, {_spoken(name)} points to the stranger "
+                f"Given an image of {shown} and a test image, {_spoken(name)} picks out the one of {shown} "
                 f"{100 * found['auroc']:.0f} times in 100.",
             )
 
@@ -129,7 +132,7 @@ def _conformal_card(evaluation: Evaluation) -> Iterable[Card]:
             "Conformal coverage",
             percent(lac["coverage"]),
             f"{percent(found['requested'])} requested",
-            f"Sets of {lac['mean_size']:.2f} classes on average hold the true class this often{empty}.",
+            f"Sets of {lac['mean_size']:.2f} classes on average contain the true class this often{empty}.",
         )
 
 

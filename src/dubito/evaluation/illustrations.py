@@ -46,7 +46,7 @@ GALLERY_SIZE = 12
 GALLERIES = {
     "most-aleatoric": "The most aleatoric images",
     "most-epistemic": "The most epistemic images",
-    "most-novel": "The images that are least like the training images",
+    "most-novel": "The images least like the training images",
     "confidently-wrong": "Most confidently wrong",
 }
 
@@ -162,15 +162,15 @@ def _calibration(evaluation: Evaluation) -> Iterator[Illustration]:
     yield Illustration(
         "reliability",
         "Reliability diagram",
-        "Accuracy of images by the network's confidence in them, 15 bins, with 95 % intervals. Below the diagonal it "
-        "is too sure, above it too modest.",
+        "Accuracy by confidence in 15 bins, with 95 % intervals. Below the diagonal the network is "
+        "too sure, above it too modest.",
         partial(figures.reliability_diagram, probs=probs, labels=labels, calibrated=calibrated),
     )
     if conformal:
         yield Illustration(
             "conformal",
             "Conformal prediction sets",
-            "How many classes a set holds, if it is to hold the true one for "
+            "How many classes a set contains, so that it includes the true one for "
             f"{percent(conformal['requested'])} of images.",
             partial(figures.conformal_set_sizes, sizes=_set_sizes(evaluation)),
         )
@@ -203,8 +203,8 @@ def _decisions(evaluation: Evaluation) -> Iterator[Illustration]:
     yield Illustration(
         "review-curve",
         "What review buys",
-        f"How many of the other test images are wrong if the most doubtful ones (by {name.replace('_', ' ')}) are "
-        f"reviewed by a person.{where}",
+        "Share of errors among the other test images if a person reviews the most doubtful ones (by "
+        f"{name.replace('_', ' ')}).{where}",
         partial(figures.review_curve, errors=_wrong(evaluation.test), doubt=doubt, chosen=chosen, limit=limit),
     )
 
@@ -213,12 +213,12 @@ def _mistakes(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
     values = {name: v for name, v in uncertainties(test.prediction).items() if name in measured(evaluation)}
     left, _ = figures.risk_window(_wrong(test))
-    zoomed = f" The axis begins at {left:.0%}, to show what matters.".replace("%", " %") if left else ""
+    zoomed = f" The axis begins at {left:.0%}.".replace("%", " %") if left else ""
     yield Illustration(
         "risk-coverage",
         "Risk against coverage",
-        "Error rate among the images that are kept when the most uncertain ones are left to someone else. The faster "
-        f"a curve falls to the left, the better that uncertainty finds the mistakes.{zoomed}",
+        "Error rate among the images that remain when the most uncertain ones are set aside. The "
+        f"faster a curve falls to the left, the better that uncertainty finds mistakes.{zoomed}",
         partial(figures.risk_coverage, errors=_wrong(test), uncertainties=values),
     )
 
@@ -244,7 +244,7 @@ def _uncertainty(evaluation: Evaluation) -> Iterator[Illustration]:
         yield Illustration(
             "scatter",
             "Aleatoric against epistemic",
-            f"{len(shown.groups):,} of {shown.total:,} images, the extremes among them.",
+            f"{len(shown.groups):,} of {shown.total:,} images, including the extremes.",
             partial(
                 figures.uncertainty_scatter,
                 aleatoric=shown.aleatoric,
@@ -358,7 +358,7 @@ def _classes(evaluation: Evaluation) -> Iterator[Illustration]:
     yield Illustration(
         "confusion",
         "Confusion matrix",
-        "A row for each true class, a column for each predicted one; colours are shares of the row.",
+        "One row for each true class, one column for each predicted class. Colours show shares of the row.",
         partial(figures.confusion, matrix=matrix, class_names=evaluation.class_names),
         (side, side),
     )
@@ -380,8 +380,8 @@ def _posterior(evaluation: Evaluation, network: nn.Module | None) -> Iterator[Il
         ratios = {name: means[name].abs() / stds[name] for name in layers}
     height = max(COLUMN[1], 0.6 + 0.3 * len(layers))
     described: Mapping[str, tuple[dict[str, Tensor], str, str]] = {
-        "mean": (means, "Means", "What each weight is expected to be."),
-        "std": (stds, "Standard deviations", "How unsure the network is of each weight."),
+        "mean": (means, "Means", "Mean of each weight."),
+        "std": (stds, "Standard deviations", "Standard deviation of each weight."),
         "snr": (ratios, "Signal-to-noise ratio", "Left of the line a weight is mostly noise and could be pruned."),
     }
     for quantity, (values, title, caption) in described.items():
@@ -401,7 +401,7 @@ def _traces(evaluation: Evaluation) -> Iterator[Illustration]:
         yield Illustration(
             f"weight-{layer}",
             f"One weight of {layer}",
-            f"Weight {number:,} at a few epochs: how it moved and how sure of it the network became.",
+            f"Distribution of weight {number:,} at a few epochs.",
             partial(figures.weight_over_epochs, rows=traces[layer]),
         )
     yield Illustration(

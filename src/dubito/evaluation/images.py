@@ -43,7 +43,7 @@ def own_test_images(run: Run, data: str | None) -> Dataset:
             if len(classes) != len(known)
             else f"the classes {_listed(classes)}, but the network of {run.path} tells {_listed(known)} apart"
         )
-        raise DataError(f"{data} has {what}; as other images it can be given as --ood {data}.")
+        raise DataError(f"{data} has {what}. If these are images of other things, give them as --ood {data}.")
     return test_images(data, run)
 
 

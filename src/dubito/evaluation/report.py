@@ -71,7 +71,7 @@ def report(
     """
     if isinstance(model, (str, os.PathLike)):
         if batches is not None or validation is not None:
-            raise OptionError("batches and validation are for a network: a run has images of its own.")
+            raise OptionError("batches and validation can only be given with a network: a run has its own images.")
         evaluation = evaluation_of(model, samples=samples, ood=ood, progress=progress)
         try:
             return write_report(evaluation, out, figures)
@@ -80,7 +80,7 @@ def report(
                 raise
             raise RunError(f"The evaluation in {model} is damaged ({reason_of(error)}): evaluate it again.") from error
     if ood is not None:
-        raise OptionError("ood is for a run folder: a network has no description of other data sets.")
+        raise OptionError("ood can only be given with a run folder.")
     evaluation = evaluate(model, batches, validation=validation, samples=samples or 10, progress=progress)
     return write_report(evaluation, out, figures, model if isinstance(model, nn.Module) else None)
 

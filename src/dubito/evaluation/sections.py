@@ -66,13 +66,16 @@ class Section:
 
 def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) -> list[Section]:
     """The sections that have anything to show; `shown` are the drawn figures of each."""
-    first = " Of the first member of the ensemble." if len(evaluation.members) > 1 else ""
+    first = " Shown is the first member of the ensemble." if len(evaluation.members) > 1 else ""
     every = [
         Section("training", "Training", [f"How the network learned, epoch by epoch.{first}"], shown["training"]),
         Section(
             "calibration",
             "Calibration",
-            ["Does it know how often it is right? And how many classes must be named to be sure enough?"],
+            [
+                "Does the network know how often it is right? And how many classes must a set contain to "
+                "include the true one?"
+            ],
             shown["calibration"],
             list(_calibration_tables(evaluation)),
         ),
@@ -80,7 +83,7 @@ def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) 
         Section(
             "mistakes",
             "Finding mistakes",
-            ["If the most doubtful images are left to a person, how many mistakes remain among the others?"],
+            ["If a person reviews the most doubtful images, how many mistakes remain among the others?"],
             shown["mistakes"],
             [_review_table(evaluation), _uncertainty_table(evaluation)],
             beside=True,
@@ -89,8 +92,9 @@ def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) 
             "uncertainty",
             "Two kinds of doubt",
             [
-                "Aleatoric uncertainty is in the image: it is ambiguous, and more training would not help. Epistemic "
-                "uncertainty is in the network: it has seen too little that is like this image."
+                "Aleatoric uncertainty comes from the image: it is ambiguous, and more training would not "
+                "help. Epistemic uncertainty comes from the network: it has seen too few images like this "
+                "one."
             ],
             shown["uncertainty"],
             scatter=_scatter(evaluation),
@@ -105,7 +109,7 @@ def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) 
         Section(
             "classes",
             "Classes",
-            ["Which classes it takes for which."],
+            ["Which classes the network confuses."],
             shown["classes"],
             [_class_table(evaluation)],
             beside=len(evaluation.class_names) <= MANY_CLASSES,
@@ -113,7 +117,10 @@ def sections(evaluation: Evaluation, network: nn.Module | None, shown: Figures) 
         Section(
             "posterior",
             "The posterior",
-            ["Every weight has a distribution N(μ, σ²): what training has made of it, layer by layer." + first],
+            [
+                "Every weight has a distribution N(μ, σ²). Shown is what training has made of it, layer by "
+                "layer." + first
+            ],
             shown["posterior"],
             list(_posterior_tables(network)),
         ),
@@ -130,8 +137,8 @@ def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
             (title, *(f"{scaling[when][name]:.4f}" for when in ("before", "after"))) for name, title in names.items()
         ]
         note = (
-            f"One temperature for all images, {scaling['temperature']:.3f}, fitted on {scaling['images']:,} validation "
-            "images: above 1 it softens all probabilities, below 1 it sharpens them."
+            f"The temperature is {scaling['temperature']:.3f}, fitted on {scaling['images']:,} validation "
+            "images. Above 1 it makes all predictions less confident, below 1 more confident."
         )
         yield Table("Temperature scaling", ("on the test images", "before", "after"), rows, note)
     if conformal:
@@ -145,8 +152,9 @@ def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
             for name, title in (("lac", "LAC"), ("aps", "APS"))
         ]
         note = (
-            f"{percent(conformal['requested'])} were requested, calibrated on {conformal['images']:,} validation "
-            "images. LAC makes the smallest sets, APS larger ones for harder images."
+            f"The requested coverage is {percent(conformal['requested'])}, calibrated on "
+            f"{conformal['images']:,} validation images. LAC gives the smallest sets; APS gives larger "
+            "sets for harder images."
         )
         yield Table("Conformal sets", ("method", "coverage", "classes", "empty sets"), rows, note)
 
@@ -165,10 +173,12 @@ def _review_table(evaluation: Evaluation) -> Table:
         )
         for row in review(uncertainties(test.prediction)[name], wrong)
     ]
-    chosen = "the one that finds mistakes best on validation images" if len(evaluation.validation) else "as is usual"
+    chosen = (
+        "because it finds mistakes best on validation images" if len(evaluation.validation) else "which is the default"
+    )
     note = (
-        f"The images with the largest {_spoken(name)} are reviewed, {chosen}. Intervals are of 95 %, over images "
-        "(Clopper & Pearson)."
+        f"The images with the largest {_spoken(name)} are reviewed, {chosen}. Intervals are 95 % "
+        "intervals over images (Clopper & Pearson)."
     )
     return Table("What review buys", ("reviewed", "error of the rest", "interval", "mistakes left"), rows, note)
 
@@ -179,7 +189,7 @@ def _decision_section(evaluation: Evaluation, shown: Sequence[dict[str, Any]]) -
     if found is None:
         place = evaluation.runs[0].path.resolve().name if evaluation.runs else ""
         command = f"`dubito decide {place} --max-error 0.01`" if place else "`dubito.decisions.fit`"
-        text = f"There is no rule yet that says which predictions to accept: {command} fits one, with a guarantee."
+        text = f"There is no rule yet for which predictions to accept. {command} fits one, with a guarantee."
         return Section("decisions", "Decisions", [text], shown, beside=True)
     rule, measured = found.rule, found.measured
     error = (
@@ -192,11 +202,13 @@ def _decision_section(evaluation: Evaluation, shown: Sequence[dict[str, Any]]) -
 def _causes_text(rule: Rule) -> str:
     """What leads to which decision and reason."""
     alarm = "" if rule.false_alarm is None else in_words(rule.false_alarm)
-    refused = f" It is unfamiliar if its novelty exceeds what {alarm} of familiar images exceed." if alarm else ""
+    refused = (
+        f" It is unfamiliar if its novelty is above a limit that {alarm} of familiar images exceed." if alarm else ""
+    )
     return (
-        f"An image is reviewed if its {_spoken(rule.score)} is above the rule's threshold; the reason is whichever "
-        "uncertainty is rarer among validation images: aleatoric (ambiguous) or epistemic (undecided, the draws "
-        f"disagree).{refused}"
+        f"An image is reviewed if its {_spoken(rule.score)} is above the threshold of the rule. The "
+        "reason is the uncertainty that is more unusual compared with validation images: aleatoric "
+        f"(ambiguous) or epistemic (undecided, the draws disagree).{refused}"
     )
 
 
@@ -211,7 +223,7 @@ def _decision_table(found: Decided) -> Table:
         reasons = prediction.reason[prediction.decision == name].tolist()
         if name == REVIEW:
             rows += [(f"… {why}", f"{reasons.count(why):,}", "", "") for why in sorted(set(reasons))]
-    note = "Wrong: the share of such images whose predicted class is not the true one."
+    note = "Wrong: the share of these images whose predicted class is not the true one."
     return Table("What the rule does", ("decision", "images", "share", "wrong"), rows, note)
 
 
@@ -231,11 +243,11 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
         apart = (_number(metrics["ood"][other][name]["auroc"]) for other in others)
         rows.append((_spoken(name), f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
     note = (
-        "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower is better. The mean "
-        "aleatoric and epistemic uncertainties are variances, averaged over classes; entropy and mutual information "
-        "are in nats. Epistemic uncertainty and mutual information are measured around the mean of the same draws, so "
-        "with few draws they are too small (with T independent draws by the share 1/T): compare them at equal numbers "
-        "of draws."
+        "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower "
+        "is better. The mean aleatoric and epistemic uncertainties are variances, averaged over "
+        "classes; entropy and mutual information are in nats. With few draws, epistemic uncertainty "
+        "and mutual information are too small (of T independent draws, the share 1/T is missing): "
+        "compare them at equal numbers of draws."
     )
     return Table("Every uncertainty in numbers", columns, rows, note)
 
@@ -243,8 +255,8 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
 def _bars_text(evaluation: Evaluation) -> str:
     from dubito.evaluation.illustrations import has_error_bars
 
-    errors = ", error bars one epistemic standard deviation to either side" if has_error_bars(evaluation) else ""
-    return f"Bars are mean probabilities{errors}. The true class is green, a wrong first choice orange."
+    errors = ", error bars are plus and minus one epistemic standard deviation" if has_error_bars(evaluation) else ""
+    return f"Bars are mean probabilities{errors}. Green is the true class, orange a wrong prediction."
 
 
 def _noise_text(evaluation: Evaluation) -> str:
@@ -264,7 +276,10 @@ def _class_table(evaluation: Evaluation) -> Table:
         for row in evaluation.metrics["per_class"]
     ]
     columns = ("class", *(titles.get(name, name) for name in forms))
-    note = "Recall: share of the class that is recognised. Precision: share of such predictions that are right."
+    note = (
+        "Recall: share of the images of a class that are recognised. Precision: share of the "
+        "predictions of a class that are right."
+    )
     return Table("Class by class", columns, rows, note, folded=len(rows) > MANY_CLASSES)
 
 
@@ -283,7 +298,7 @@ def _posterior_tables(network: nn.Module | None) -> Iterable[Table]:
             "Layer by layer",
             columns,
             rows,
-            "KL includes the biases. In the last column are weights that are mostly noise.",
+            "KL includes the biases. The last column is the share of weights that are mostly noise.",
         )
 
 
@@ -294,23 +309,23 @@ def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
     run = evaluation.members[0] if evaluation.runs else None
     reasons = []
     if not evaluation.ood and run:
-        reasons.append("No other data set was given (--ood NAME), so nothing is said about images of other kinds.")
+        reasons.append("No other data set was given (--ood NAME), so the report does not show images of other things.")
     if not has_epistemic(evaluation):
-        reasons.append("Its draws do not differ, so there is no epistemic uncertainty to show.")
+        reasons.append("The draws of the network do not differ, so there is no epistemic uncertainty to show.")
     if not shown["posterior"]:
         reasons.append(_no_posterior(evaluation))
     elif run and not run.posterior_trace():
-        reasons.append("The run has no posterior.csv, so how a weight moved during training is not known.")
+        reasons.append("The run has no posterior.csv, so the report does not show how weights changed during training.")
     if not has_images(evaluation):
-        reasons.append("What the network was given are no images of one or three channels, so none are shown.")
+        reasons.append("The inputs are not images with one or three channels, so none are shown.")
     elif "confidently-wrong" not in chosen_images(evaluation):
-        reasons.append("It made no mistake on the test images, so there are none to show.")
+        reasons.append("The network made no mistake on the test images, so none are shown.")
     if not evaluation.metrics["conformal"] and not run:
-        reasons.append("No validation images were given, so nothing could be calibrated or compared with them.")
+        reasons.append("No validation images were given, so there is no calibration and no comparison with them.")
     elif not evaluation.metrics["conformal"]:
-        reasons.append("The members of the ensemble held out no images in common, so nothing could be calibrated.")
+        reasons.append("The members of the ensemble have no validation images in common, so there is no calibration.")
     if not shown["training"] and run:
-        reasons.append("The run has no metrics.csv, so how it learned is not known.")
+        reasons.append("The run has no metrics.csv, so the report does not show how it learned.")
     return reasons
 
 
@@ -395,8 +410,9 @@ def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return {
         "title": "Aleatoric against epistemic uncertainty",
-        "caption": f"{len(shown.groups):,} of {shown.total:,} images, the extremes of both among them; what is too "
-        "small for an axis is drawn at its edge. Point at an image, tap it, or step with the arrow keys, to see it.",
+        "caption": f"{len(shown.groups):,} of {shown.total:,} images, including the extremes of both. Values too "
+        "small for an axis are drawn at its edge. Point at a dot, tap it, or use the arrow keys to "
+        "see its image.",
         "groups": [{"name": name, "color": color} for name, color in zip(names, colors, strict=True)],
         "side": thumbnails.side,
         "data": Markup(text),
@@ -433,9 +449,9 @@ def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
     look = ": look at their error bars" if has_error_bars(evaluation) else ""
     captions = {
         "most-aleatoric": "Would a person be sure?",
-        "most-epistemic": f"The draws of the network disagree most about these{look}.",
-        "most-novel": "Measured in the network's features: its answers mean least where it has seen nothing like it.",
-        "confidently-wrong": "Where its confidence misleads most: bad labels are found here too.",
+        "most-epistemic": f"The draws of the weights disagree most about these{look}.",
+        "most-novel": "Measured in the network's features. Answers mean little for images unlike the training images.",
+        "confidently-wrong": "Wrong predictions with the highest confidence. Wrong labels show up here too.",
     }
     found = decided(evaluation)
     for name, index in chosen_images(evaluation).items():

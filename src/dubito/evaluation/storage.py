@@ -152,7 +152,7 @@ def describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _read(folder: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What an evaluation says, and its tensors."""
     if not is_kept(folder):
-        raise RunError(f"{folder} holds no evaluation yet; make it with `dubito evaluate {folder}`.")
+        raise RunError(f"{folder} has no evaluation yet; run `dubito evaluate {folder}`.")
     with reading(f"{folder / FILE}.*", "run dubito evaluate again"):
         stored, kept = read_tensors(folder / f"{FILE}.safetensors", "json", None if tensors else lambda names: [])
         content = parse_json(_text(folder, kept))
@@ -173,7 +173,9 @@ def _text(folder: Path, kept: str) -> str:
     if hashlib.sha256(text.encode()).hexdigest() == kept:
         return text
     if not kept.startswith("{"):
-        raise RunError(f"The two files {folder / FILE}.* are not of one evaluation; run dubito evaluate again.")
+        raise RunError(
+            f"The two files {folder / FILE}.* do not belong to the same evaluation; run dubito evaluate again."
+        )
     if text != kept:
         with suppress(OSError):
             write_atomically(file, kept)

@@ -60,7 +60,7 @@ def validation_of(run: Run, *, moved: str | None = None, progress: bool = False)
 def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validation:
     """Make the record from the images that training held out, and keep it in the run folder."""
     if not len(held_out):
-        raise RunError(f"{run.path} held no images out, so there is nothing to validate it on.")
+        raise RunError(f"{run.path} has no validation images.")
     most = max(1, MOST_PROBABILITIES // len(held_out.class_names))
     chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(SEED))[:most].sort().values
     images, labels = held_out.images[chosen], held_out.labels[chosen]

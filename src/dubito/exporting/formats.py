@@ -81,7 +81,7 @@ def export(
         raise OptionError(f"{file} must end in {' or '.join(kinds)}, or give the format.")
     kind = choose(Format, kinds[file.suffix.lower()] if format is None else format, "format")
     network = model if isinstance(model, nn.Module) else load(model)
-    data = require_data(data_of(network), "exporting")
+    data = require_data(data_of(network), "Exporting")
     content = export_bytes(network, data, kind, what, samples, rule, temperature, novelty, calibration)
     write_atomically(file, content)
     return file

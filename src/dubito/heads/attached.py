@@ -54,7 +54,7 @@ def resolve_head(model: nn.Module, head: str | Head | None = None) -> Head:
     if head is None:
         if own is None:
             raise HeadError(
-                f"The model ({type(model).__name__}) has no head of its own, so say how its outputs become "
+                f"The model ({type(model).__name__}) has no head, so it is not known how its outputs become "
                 f"probabilities: give head={' or '.join(map(repr, HEADS))}, or attach_head(model, ...) once."
             )
         return own

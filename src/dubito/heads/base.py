@@ -100,7 +100,7 @@ def with_class_axis(outputs: Tensor) -> Tensor:
         )
     if outputs.shape[1] == 1:
         raise ShapeError(
-            f"The outputs have shape {tuple(outputs.shape)}, but a single class has probability 1 whatever the image: "
-            "give the network one output for each class, two for a yes or no."
+            f"The outputs have shape {tuple(outputs.shape)}, but a single class always has probability 1: "
+            "give the network one output per class, and two for a yes or no."
         )
     return at_least_single(outputs)

@@ -150,7 +150,7 @@ def _parts(name: str, entry: Entry, activation: str, norm: str) -> tuple[Activat
         return how, normed
     for what, asked, own in (("activation", how, entry.activation), ("norm", normed, entry.norm)):
         if own is None and asked.value != "own":
-            raise OptionError(f"{what} is {asked.value!r}, but {name} has no choice of it: leave it out.")
+            raise OptionError(f"{what} is {asked.value!r}, but {name} cannot change it: leave it out.")
     how = entry.activation or how if how is Activation.OWN else how
     return how, entry.norm or normed if normed is Norm.OWN else normed
 
@@ -232,5 +232,5 @@ def _prefixed(patterns: list[str], network: nn.Module) -> list[str]:
 
 def _classifying(head: Head) -> Head:
     if not head.classifies:
-        raise OptionError(f"head is {head.name!r}, but these networks classify: use softplus, softmax or kendall_gal.")
+        raise OptionError(f"head is {head.name!r}, but this is a classifier: use softplus, softmax or kendall_gal.")
     return head

@@ -129,7 +129,9 @@ def _harmless(content: Any) -> Any:
 def _adapted(config: Any, source: str, plan: Plan) -> Any:
     """The configuration for the plan's classes and images; what the network has no option for is refused."""
     if config.model_type not in _types():
-        raise OptionError(f"{PREFIX}{source} is a {config.model_type}, which transformers has no image classifier for.")
+        raise OptionError(
+            f"{PREFIX}{source} is a {config.model_type}, and transformers has no image classifier of that type."
+        )
     config.num_labels = plan.num_outputs
     if hasattr(config, "image_size"):
         config.image_size = plan.image_size
@@ -138,7 +140,7 @@ def _adapted(config: Any, source: str, plan: Plan) -> Any:
     elif plan.in_channels != 3:
         raise OptionError(f"{PREFIX}{source} takes colour images, but these have {plan.in_channels} channel.")
     if plan.norm is not Norm.OWN:
-        raise OptionError(f"norm is {plan.norm.value!r}, but {PREFIX}{source} has its own normalisation alone.")
+        raise OptionError(f"norm is {plan.norm.value!r}, but {PREFIX}{source} has its own normalisation.")
     if plan.activation is not Activation.OWN:
         from transformers.activations import ACT2FN
 

@@ -58,7 +58,7 @@ def require_trust(name: str) -> None:
     """
     if is_imported(name) and not _TRUSTS.get() and _remembered().get(name) != _place(name):
         raise RunError(
-            f"its network is built by {name}, which would be run: give --trust (trust=True) if you trust that"
+            f"opening it runs the function {name}, which builds its network: give --trust (trust=True) if you trust it"
         )
 
 

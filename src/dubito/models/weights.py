@@ -103,7 +103,7 @@ def _in_folder(folder: Path) -> Path:
     for name in ("best.safetensors", "last.safetensors", "model.safetensors"):
         if (folder / name).is_file():
             return folder / name
-    raise DataError(f"init is {folder}, but that folder has no best.safetensors: it is no trained run.")
+    raise DataError(f"init is {folder}, but that folder has no best.safetensors, so it is not a trained run.")
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
@@ -125,8 +125,8 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     except Exception as error:
         # Torch raises errors of many types, among them UnpicklingError for whatever is no tensor.
         raise DataError(
-            f"init is {file}, which cannot be read ({' '.join(str(error).split())[:120]} ...): it must hold tensors "
-            "alone, as torch.save(network.state_dict(), file) writes them."
+            f"init is {file}, which cannot be read ({' '.join(str(error).split())[:120]} ...): it must "
+            "contain only tensors, as torch.save(network.state_dict(), file) writes them."
         ) from None
     while isinstance(content, Mapping):
         tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}

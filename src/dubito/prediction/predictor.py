@@ -181,7 +181,7 @@ class Predictor:
         pictures = None if isinstance(images, Tensor) else as_pictures(images)
         if pictures is None:
             return cast(Iterable[Any], images)
-        return read_pictures(pictures, require_data(self.data, "reading photographs"), self.batch_size)
+        return read_pictures(pictures, require_data(self.data, "Reading photographs"), self.batch_size)
 
     def draws(self, images: Tensor | Picture | Iterable[Any]) -> Tensor:
         """The probabilities of each draw (T, N, C, ...); for regression, the outputs of each draw.

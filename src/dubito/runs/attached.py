@@ -50,8 +50,8 @@ def require_data(data: DataDescription | None, what: str) -> DataDescription:
     """The description that a network carries; an error if it carries none, which `what` needs."""
     if data is None:
         raise OptionError(
-            f"The network does not say what its images are like, which {what} needs: "
-            "dubito.attach_data(network, class_names=..., size=..., mean=..., std=...) tells it."
+            f"{what} needs to know what the images of the network are like: call "
+            "dubito.attach_data(network, class_names=..., size=..., mean=..., std=...)."
         )
     return data
 
@@ -70,11 +70,11 @@ def describe_data(
     built = getattr(model, "built_as", {})
     size = size or built.get("image_size")
     if size is None:
-        raise OptionError("The images need a size in pixels, which the network does not tell: give size=224, say.")
+        raise OptionError("The size of the images is not known: give it in pixels, such as size=224.")
     if class_names is None:
         count = getattr(model, "num_classes", None)
         if not isinstance(count, int):
-            raise OptionError("The classes need names, which the network does not tell: give class_names=[...].")
+            raise OptionError("The names of the classes are not known: give class_names=[...].")
         class_names = [str(number) for number in range(count)]
     channels = channels or (len(mean) if mean is not None else built.get("in_channels", 3))
     content = {

@@ -38,8 +38,7 @@ class Claim:
         """An error if the folder was removed or replaced: nothing is written into another one in its place."""
         if not self.is_in_place():
             raise RunError(
-                f"The run folder {self.folder} was removed or replaced while it was being written, so its training is "
-                "lost: train again."
+                f"The run folder {self.folder} was removed or replaced during the training, which is lost: train again."
             )
 
 

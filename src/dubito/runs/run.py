@@ -84,7 +84,7 @@ class Run:
         try:
             write_atomically(self.path / name, content, make_folder=False)
         except FileNotFoundError:
-            raise RunError(f"{name} cannot be written: there is no run folder {self.path} any more.") from None
+            raise RunError(f"{name} cannot be written: the run folder {self.path} no longer exists.") from None
 
     def write_settings(self) -> None:
         """Write environment and configuration; the latter last, so that a folder that has it is a run."""
@@ -124,15 +124,15 @@ class Run:
             names = [path.name for path in folder.iterdir()]
             if names and all(name in BEGINNING or is_unfinished(name) for name in names):
                 raise RunError(
-                    f"{folder} holds no run: its training was stopped before it began, so start it again by the same "
+                    f"{folder} has no run: its training was stopped before it began. Start it again with the same "
                     "command."
                 ) from None
             if (folder / "network.safetensors").exists():
                 raise RunError(
-                    f"{folder} is a saved network and no run, so it has no images of its own; dubito predict, serve "
-                    "and export take it."
+                    f"{folder} is a saved network, not a run, so it has no images; use it with dubito predict, "
+                    "serve and export."
                 ) from None
-            raise RunError(f"{folder} is no run folder: it has no config.yaml.") from None
+            raise RunError(f"{folder} is not a run folder: it has no config.yaml.") from None
         except DubitoError as error:
             raise RunError(f"{file} is not a run's configuration: {error}") from None
         except FAULTS as error:
@@ -157,7 +157,7 @@ class Run:
         if begun < len(paths):
             raise RunError(
                 f"{self.path} is an ensemble of {len(paths)}, of which only {begun} have begun to train: "
-                f"`dubito train --resume {self.path}` goes on."
+                f"continue with `dubito train --resume {self.path}`."
             )
         return tuple(Run.open(path) for path in paths)
 
@@ -306,7 +306,7 @@ class Run:
         tensors, notes = self.read_checkpoint(VALIDATION)
         if any(notes[name] != kept for name, kept in calibration.origin.items() if name in notes):
             return None  # a kill came between the two files
-        with reading(self.path / f"{VALIDATION}.safetensors", "remove it: it is made again when needed"):
+        with reading(self.path / f"{VALIDATION}.safetensors", "remove it; it is created again when needed"):
             return Validation.of(tensors, notes["samples"], calibration, self.data)
 
     def find_calibration(self) -> Calibration | None:
@@ -316,7 +316,7 @@ class Run:
         file = self.path / CALIBRATION
         if not file.exists():
             return None
-        with reading(file, "remove it: it is made again when needed"):
+        with reading(file, "remove it; it is created again when needed"):
             found = Calibration.of(read_json(file))
         return None if self.changed_since(found.origin) else found
 

@@ -157,7 +157,7 @@ class Validation:
         values = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if key.startswith(_PREFIX)}
         prediction = stored_prediction(values, samples, len(data.class_names))
         if not len(prediction):
-            raise ValueError("it is of no images")
+            raise ValueError("it has no images")
         own = {name: tensors[name] for name in _OWN}
         check_labels(own["labels"], len(prediction), len(data.class_names))
         check_labels(own["example_index"], len(own["examples"]), len(prediction))

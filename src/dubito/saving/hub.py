@@ -171,11 +171,9 @@ def _hub(name: str) -> Iterator[Any]:
     try:
         yield huggingface_hub
     except HFValidationError:
-        raise OptionError(f"{name!r} is no folder here, and no name of a repository, such as me/mnist.") from None
+        raise OptionError(f"{name!r} is neither a folder nor the name of a repository, such as me/mnist.") from None
     except LocalEntryNotFoundError:
-        raise RunError(
-            f"{name} is no folder here, and the repository is neither in the cache nor within reach."
-        ) from None
+        raise RunError(f"{name} is not a folder, and the repository is neither in the cache nor reachable.") from None
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RunError(f"Hugging Face's hub refused {name}: {reason[0].rstrip('.')}.") from None

@@ -64,10 +64,10 @@ def load(
         with trusting(trust):
             return read_network(folder, into)
     if into is not None:
-        raise OptionError(f"{folder} is no saved network, but only one is loaded into an instance: leave out into=.")
+        raise OptionError(f"{folder} is not a saved network, so into= cannot be used with it.")
     if folder.is_dir() and not (folder / "config.yaml").exists():
         raise RunError(
-            f"{folder} is no run, for it has no config.yaml, and no saved network, for it has no {DESCRIPTION}."
+            f"{folder} is neither a run (it has no config.yaml) nor a saved network (it has no {DESCRIPTION})."
         )
     with trusting(trust):
         return Run.open(folder).load(checkpoint)
@@ -82,7 +82,9 @@ def open_folder(path: str | os.PathLike[str] | Run, checkpoint: str = "best") ->
         run = Run.open(folder)
         return run.load(checkpoint), run
     if checkpoint != "best":
-        raise OptionError(f"checkpoint is {checkpoint!r}, but {folder} is a saved network, which has one state alone.")
+        raise OptionError(
+            f"checkpoint is {checkpoint!r}, but {folder} is a saved network, which has only one set of weights."
+        )
     return read_network(folder), folder
 
 
@@ -134,7 +136,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     try:
         content = read_json(file)
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no saved network: it has no {DESCRIPTION}.") from None
+        raise RunError(f"{folder} is not a saved network: it has no {DESCRIPTION}.") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read ({reason_of(error)}).") from None
     if not isinstance(content, dict) or content.get("format") != "dubito network":

@@ -18,13 +18,14 @@ from dubito.serving.validation import Usual
 __all__ = ["SENTENCES", "predictions", "verdict"]
 
 SENTENCES = {
-    "sure": "Neither uncertainty is unusual for images that the model knows; it can still be wrong.",
+    "sure": "Neither uncertainty is unusual. The answer can still be wrong.",
     "ambiguous": "The image itself is ambiguous.",
-    "undecided": "The model is undecided: its draws disagree about this image.",
+    "undecided": "The model is unsure: its draws disagree about this image.",
     "both": "The image itself is ambiguous, and the draws of the model disagree about it.",
     "unfamiliar": "The image is unlike the training images, so the answer means little.",
-    "undrawn": "The image is not unusually ambiguous; one draw cannot tell whether draws would disagree about it.",
-    "unknown": "There are no validation images to compare with, so it is not known whether this uncertainty is usual.",
+    "undrawn": "The image is not unusually ambiguous. With a single draw it is not known whether draws would disagree.",
+    "unknown": "There are no validation images to compare with, so it is not known whether this uncertainty "
+    "is unusual.",
 }
 _MEASURES = ("confidence", "aleatoric", "epistemic", "entropy", "mutual_information")
 _DIGITS = 7

@@ -110,7 +110,7 @@ class Service:
         try:
             predicted: Predicted = await asyncio.wait_for(future, deadline - time.monotonic())
         except asyncio.TimeoutError:
-            raise busy("The server is busy: there was no answer in time; try again later.") from None
+            raise busy("The server is busy and had no answer in time; try again later.") from None
         answers = predictions(self.model, self.usual, options, predicted)
         for answer, (noise, rotation) in zip(answers, points, strict=True):
             answer |= {} if noise is None else {"noise": noise}
@@ -158,7 +158,7 @@ class Service:
         try:
             await asyncio.wait_for(self._pixels.take(pixels), deadline - time.monotonic())
         except asyncio.TimeoutError:
-            raise busy("The server is busy: many large images are in work; try again later.") from None
+            raise busy("The server is busy with many large images; try again later.") from None
         self.traffic.grown |= pixels > LARGE
         try:
             return await loop.run_in_executor(self._decoders, self._prepare, request, points)
@@ -184,7 +184,7 @@ def application(service: Service, access: Access | None = None) -> Guard:
     app = FastAPI(
         title=f"dubito: {service.model.name}",
         version=__version__,
-        description="Predictions with their aleatoric and epistemic uncertainty.",
+        description="Predictions with aleatoric and epistemic uncertainty.",
         docs_url=None,
         redoc_url=None,
     )
@@ -286,7 +286,7 @@ def _add_failures(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         place = request.url.path[:100]
         if error.status_code == HTTPStatus.NOT_FOUND:
-            return failed(404, f"There is no {place} here; /docs says what there is.", headers)
+            return failed(404, f"There is no {place} here; see /docs.", headers)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            return failed(405, f"{place} cannot be asked with {request.method[:20]}; /docs says how.", headers)
+            return failed(405, f"{place} does not accept {request.method[:20]}; see /docs.", headers)
         return failed(error.status_code, f"{str(error.detail).rstrip('.')}.", headers)

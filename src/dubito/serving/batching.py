@@ -101,8 +101,8 @@ class Batcher:
         """Refuse a request if the queue has no room for so many images; an empty queue takes any request."""
         if self.waiting and self.waiting + count > self._limits.max_queue:
             raise busy(
-                f"The server is busy: {self.waiting} images wait already, at most {self._limits.max_queue} may; try "
-                "again later.",
+                f"The server is busy: {self.waiting} images are waiting, and at most {self._limits.max_queue} "
+                "can; try again later.",
                 self.waiting * self._seconds_per_image,
             )
 

@@ -22,6 +22,17 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto
 pre, code { font: 14px/1.5 ui-monospace, monospace }
 pre { padding: .8rem; overflow-x: auto; border: 1px solid #8886; border-radius: 6px }
 table { border-collapse: collapse; width: 100% }
+fieldset { display: flex; flex-wrap: wrap; gap: .8rem 1.2rem; align-items: center }
+fieldset { min-width: 0; border: 1px solid #8886; border-radius: 6px; margin: 0 0 1rem; padding: .8rem }
+fieldset label { display: inline-flex; gap: .4rem; align-items: center }
+fieldset label { max-width: 100% }
+input[type=number] { width: 6rem }
+input[type=file] { min-width: 0 }
+input, select, button { font: inherit; max-width: 100% }
+button { padding: .2rem 1rem }
+#command { white-space: pre-wrap; overflow-wrap: anywhere }
+#answer { max-height: 28rem; overflow: auto }
+td:first-child { white-space: nowrap }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 }
 """
 
@@ -40,35 +51,56 @@ def documentation(app: FastAPI, model: ServedModel, limits: Limits, address: str
     statuses = _table((f"<code>{status}</code>", escape(meaning)) for status, meaning in REFUSALS.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>dubito: how to ask {escape(model.name)}</title>
-<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/docs.css"></head><body>
-<h1>How to ask {escape(model.name)}</h1>
+<title>dubito: the API of {escape(model.name)}</title>
+<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/docs.css">
+<script type="module" src="/static/docs.js"></script></head><body>
+<h1>The API of {escape(model.name)}</h1>
 <p><a href="/">The page</a> · <a href="/openapi.json">OpenAPI description</a> · <a href="/metrics">metrics</a></p>
+<p>Send images as a form:</p>
 <pre>curl -F images=@photo.png -F samples=30 -F per_class=true {address}/predict</pre>
-<p>or as JSON, with images in base64:</p>
+<p>or as JSON, with the images in base64:</p>
 <pre>curl -H 'Content-Type: application/json' -d '{{"images": ["iVBORw0..."], "samples": 30}}' {address}/predict</pre>
-<p>A server with a key needs it in the header <code>X-API-Key</code>.</p>
-<h2>End points</h2>{paths}
+<p>If the server has a key, send it in the header <code>X-API-Key</code>.</p>
+<h2 id="try-title">Try it</h2>
+{_form(model, limits)}
+<h2>Addresses</h2>{paths}
 <h2>Options of /predict</h2>{options}
 <h2>What the answer means</h2>
 <p>Aleatoric uncertainty: the image itself is ambiguous. Epistemic uncertainty: the network has not seen enough images
-like it. <code>percentile</code> says where both stand among the images that the training held out. {escape(RULE)}
-Percentiles and conformal sets come from the run's validation record: predictions by 10 draws of weights. An answer
-with fewer draws has less epistemic uncertainty (with T independent draws the share 1/T is missing), with one draw none.
-Calibrated probabilities are p<sup>1/T</sup>, normalised, with the temperature T of the record; uncertainties, draws and
-conformal sets are the same with them and without.</p>
+like it. <code>percentile</code> compares both with the validation images: 0.9 means larger than for 90 % of them.
+{escape(RULE)}</p>
+<p>Percentiles and conformal sets come from the run's validation record: predictions by 10 draws of the weights. With
+fewer draws the epistemic uncertainty is smaller (of T independent draws, the share 1/T is missing); with one draw it is
+0. Calibrated probabilities are p<sup>1/T</sup>, normalised, where T is the temperature in the record; they do not
+change uncertainties, draws or conformal sets.</p>
 <p>The same image with the same options always gets the same answer up to rounding, alone or together with other images
-and requests. The methods <code>weights</code> and <code>local</code> draw: another <code>seed</code> gives other draws,
-and so slightly different numbers. The methods <code>moments</code> and <code>mean</code> draw nothing, and
-<code>samples</code> does not matter to them; <code>mean</code> knows no epistemic uncertainty. The noise of the option
-<code>noise</code> follows the seed too.</p>
+and requests. The methods <code>weights</code> and <code>local</code> use random draws: another <code>seed</code> gives
+slightly different numbers. The methods <code>moments</code> and <code>mean</code> use none, so <code>samples</code> has
+no effect; <code>mean</code> has no epistemic uncertainty. The option <code>noise</code> uses the seed too.</p>
 <h2>Limits</h2>
-<p>{limits.max_images} images, {limits.max_samples:,} draws of each and {limits.max_draws:,} of all,
-{limits.max_body_bytes:,} bytes and {limits.max_pixels:,} pixels in a request; PNG, JPEG, WebP, BMP or GIF, of which the
-first frame counts.</p>
-<h2>Errors</h2><p>An error is <code>{{"error": "one sentence"}}</code> with one of these:</p>{statuses}
+<p>A request may have {limits.max_images} images, {limits.max_samples:,} draws for each image and {limits.max_draws:,}
+in total, {limits.max_body_bytes:,} bytes and {limits.max_pixels:,} pixels. Images are PNG, JPEG, WebP, BMP or GIF (its
+first frame).</p>
+<h2>Errors</h2>
+<p>An error is answered with <code>{{"error": "one sentence"}}</code> and one of these codes:</p>{statuses}
 </body></html>
 """
+
+
+def _form(model: ServedModel, limits: Limits) -> str:
+    """A form that sends images to /predict from this page."""
+    methods = "".join(f"<option>{escape(method)}</option>" for method in ("", *model.methods))
+    return f"""<form id="try" aria-labelledby="try-title"><fieldset>
+<label>Images <input type="file" name="images" accept="image/*" multiple required></label>
+<label>samples <input data-option type="number" name="samples" min="1" max="{limits.max_samples}"
+  placeholder="{model.samples}"></label>
+<label>method <select data-option name="method">{methods}</select></label>
+<label>seed <input data-option type="number" name="seed" min="0" placeholder="0"></label>
+<label><input data-option type="checkbox" name="per_class"> per_class</label>
+<label><input data-option type="checkbox" name="calibrated"> calibrated</label>
+<label>Key <input type="password" name="key" autocomplete="off" placeholder="if the server has one"></label>
+<button type="submit">Send</button></fieldset>
+<pre id="command"></pre><pre id="answer" aria-live="polite" hidden></pre></form>"""
 
 
 def _table(rows: Any) -> str:

@@ -140,7 +140,7 @@ class ServedModel:
         self._fitted = fitted
         self._first: Predictor | None = None
         self.run = run = model if isinstance(model, Run) else None
-        self.data = run.data if run else require_data(data_of(model), "serving")
+        self.data = run.data if run else require_data(data_of(model), "Serving")
         self.samples = samples
         self.checkpoint = checkpoint
         network = model.load(checkpoint) if isinstance(model, Run) else deepcopy(model)

@@ -11,9 +11,9 @@ __all__ = ["REFUSALS", "Refusal", "RefusedError", "busy"]
 REFUSALS: dict[int, str] = {
     400: "The body cannot be read, the address holds options, or the Host header is not this server's.",
     401: "The key is missing or wrong.",
-    403: "A page of another origin asked.",
+    403: "The request came from a page of another website.",
     408: "The body came too slowly.",
-    413: "The body, the images or their pixels are too many.",
+    413: "The body is too large, or it has too many images or pixels.",
     415: "The body is neither multipart/form-data nor JSON.",
     422: "An option is not valid, or an image cannot be decoded.",
     503: "The server is busy or stopping; Retry-After says in how many seconds to try again.",

@@ -57,22 +57,22 @@ class Options(BaseModel):
 
     samples: Annotated[
         int | None,
-        Field(ge=1, description="Draws of the network, for the methods weights and local."),
+        Field(ge=1, description="Draws of the weights; only for the methods weights and local."),
         _Number,
     ] = None
     method: Annotated[
         Literal["auto", "weights", "local", "moments", "mean"],
         Field(
-            description="weights draws whole networks, local draws activations, moments passes means and variances "
-            "through the network, mean uses the mean weights alone; auto is the server's own, see /model."
+            description="weights (draws of the weights), local (draws of activations), moments (means and variances, "
+            "no draws) or mean (mean weights only). auto is the default of the server, see /model."
         ),
     ] = "auto"
     per_class: Annotated[bool, Field(description="Also give both uncertainties of each class.")] = False
     calibrated: Annotated[
         bool,
         Field(
-            description="Give calibrated probabilities, confidence and entropy, and a conformal set at the coverage "
-            "that suits the model, see /model."
+            description="Calibrate probabilities, confidence and entropy, and add a conformal set with the coverage "
+            "in /model."
         ),
     ] = False
     conformal: Annotated[
@@ -80,8 +80,8 @@ class Options(BaseModel):
         Field(
             gt=0,
             lt=1,
-            description="Also give a set of classes that holds the true one this often, such as 0.9; an empty set says "
-            "that no class fits.",
+            description="Also give a set of classes that contains the true one this often, such as 0.9. An empty set "
+            "means that no class fits.",
         ),
         _Number,
     ] = None
@@ -89,19 +89,22 @@ class Options(BaseModel):
     noise: Annotated[
         list[_Gamma] | None,
         _Several,
-        Field(description="Standard deviation of noise added to pixels in [0, 1]; several make a curve of one image."),
+        Field(
+            description="Standard deviation of noise added to the pixels (0 to 1). Several numbers give a curve for "
+            "one image."
+        ),
     ] = None
     rotation: Annotated[
         list[_Degrees] | None,
         _Several,
-        Field(description="Degrees, counter-clockwise; several make a curve of one image."),
+        Field(description="Rotation in degrees, counter-clockwise. Several numbers give a curve for one image."),
     ] = None
     seed: Annotated[
         int | None,
-        Field(ge=0, lt=2**62, description="Random seed of the draws and the noise, 0 if not given."),
+        Field(ge=0, lt=2**62, description="Random seed of the draws and the noise; 0 by default."),
         _Number,
     ] = None
-    preview: Annotated[bool, Field(description="Also give the image that the network saw.")] = False
+    preview: Annotated[bool, Field(description="Also give the image as the network sees it.")] = False
 
 
 @dataclass(frozen=True)
@@ -272,7 +275,7 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
             )
         if points > limits.max_images:
             raise RefusedError(
-                413, f"noise or rotation has {points} numbers, but at most {limits.max_images} may be asked."
+                413, f"noise or rotation has {points} numbers, but at most {limits.max_images} are allowed."
             )
         if sorted(lengths.values())[0] not in (1, points):
             raise RefusedError(
@@ -285,5 +288,5 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
     if options.draws and options.method in ("moments", "mean"):
         raise RefusedError(
             422,
-            f"method is {options.method!r}, which makes no draws: ask for draws by the method weights or local.",
+            f"method is {options.method!r}, which makes no draws: use the method weights or local.",
         )

@@ -74,7 +74,7 @@ def serve(
         try:
             usual = find_usual(served, validation, progress=True)
         except DubitoError as error:
-            say(f"Answers will not be compared with validation images, and there are no examples: {error}", err=True)
+            say(f"Answers are not compared with validation images, and the page has no samples: {error}", err=True)
             usual = None
         if not is_loopback(listening) and api_key is None:
             say(
@@ -92,7 +92,7 @@ def serve(
         service = Service(served, usual, limits)
         left = serve_until_signal(service, access, listening, started)
     if left:
-        raise DubitoError(f"Stopped while {left} request{'s were' if left > 1 else ' was'} in work, not all answered.")
+        raise DubitoError(f"Stopped before {left} request{'s were' if left > 1 else ' was'} answered.")
     unread = service.traffic.given_up
     exception = f", but {unread} of their clients did not read the answer in time" if unread else ""
     say(f"Stopped; all accepted requests have been answered{exception}.")

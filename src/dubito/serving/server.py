@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (socket.gaierror, UnicodeError, OverflowError):
-        raise DubitoError(f"--host is {host!r}, which is no address of this machine; try 127.0.0.1.") from None
+        raise DubitoError(f"--host is {host!r}, which is not an address of this machine; try 127.0.0.1.") from None
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,11 +66,11 @@ def _why(error: OSError, host: str, port: int) -> str:
     import errno
 
     if error.errno == errno.EADDRINUSE:
-        return f"Port {port} of {host} is in use already; choose another with --port, or 0 for any that is free."
+        return f"Port {port} of {host} is already in use; choose another with --port, or 0 for any free one."
     if error.errno == errno.EACCES:
         return f"Port {port} may not be used by this user; choose one above 1023 with --port."
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host is {host!r}, which is no address of this machine; try 127.0.0.1."
+        return f"--host is {host!r}, which is not an address of this machine; try 127.0.0.1."
     return f"{host}:{port} cannot be used: {error.strerror}."
 
 
@@ -273,7 +273,7 @@ class _Protocol(H11Protocol):
     def make_room(self) -> None:
         """End it in favour of another."""
         if self._is_arriving():
-            self._refuse(busy("The server is busy: others needed this connection; try again later."))
+            self._refuse(busy("The server is busy and closed this connection for others; try again later."))
         else:
             self.transport.close()
 

@@ -56,9 +56,9 @@ class Traffic:
         if self.stopping:
             raise busy("The server is stopping and takes no more requests.")
         if self.answering >= self._limits.max_requests:
-            raise busy(f"The server is busy: {self.answering} requests are in work already; try again later.")
+            raise busy(f"The server is busy with {self.answering} other requests; try again later.")
         if self._clients[client] >= self._limits.of_client(self._limits.max_requests):
-            raise busy(f"{self._clients[client]} of your requests are in work already; try again later.")
+            raise busy(f"The server is busy with {self._clients[client]} of your requests; try again later.")
 
     @contextmanager
     def admit(self, client: str) -> Iterator[None]:
@@ -144,7 +144,7 @@ class Upload:
             if self._size > self._limits.max_body_bytes:
                 raise self._too_large()
             if self._traffic.buffered > max(self._limits.max_upload_bytes, self._limits.max_body_bytes):
-                raise busy("The server is busy: many large requests are in work; try again later.")
+                raise busy("The server is busy with many large requests; try again later.")
         return b"".join(pieces)
 
     def _too_large(self) -> RefusedError:

@@ -36,10 +36,10 @@ QUANTILE = 95
 ALARMS = {"ambiguous": 1 - QUANTILE / 100, "undecided": 1 - QUANTILE / 100, "unfamiliar": FALSE_ALARM}
 """The share of usual images of which each is said by mistake."""
 RULE = (
-    "An image is ambiguous if its aleatoric uncertainty, and the model undecided if its epistemic uncertainty is "
-    f"larger than that of {QUANTILE} % of the validation images; it can be both. An image is unlike the training "
-    f"images if its novelty is larger than that of {100 * (1 - FALSE_ALARM):.0f} % of them, and then nothing else is "
-    "said."
+    f"An image counts as ambiguous if its aleatoric uncertainty is larger than for {QUANTILE} % "
+    "of the validation images, and the model as undecided if its epistemic uncertainty is; both "
+    "can be true. An image counts as unlike the training images if its novelty is larger than "
+    f"for {100 * (1 - FALSE_ALARM):.0f} % of them; then nothing else is said."
 )
 
 
@@ -104,7 +104,7 @@ def find_usual(
         return Usual(record(part, samples=model.samples))
     run = model.run
     if run is None:
-        raise RunError("a network has no validation images unless it is served with some.")
+        raise RunError("a network has validation images only if they are given to dubito.serve.")
     if model.checkpoint != "best":
         raise RunError(f"the validation record of {run.path} is that of its best weights, not of the last.")
     if run.find_validation() is None:
@@ -116,6 +116,6 @@ def _require_local_data(run: Run) -> None:
     name, missing = run.config.data, f"{run.path} has no validation record, and without its images none can be made"
     if name in DATASETS:
         if status(name).place == "absent":
-            raise DataError(f"{missing}: {name} is not on this machine; `dubito data get {name}` brings it.")
+            raise DataError(f"{missing}: {name} is not on this machine; get it with `dubito data get {name}`.")
     elif not Path(name).expanduser().exists():
-        raise DataError(f"{missing}: {name} does not exist any more.")
+        raise DataError(f"{missing}: {name} no longer exists.")

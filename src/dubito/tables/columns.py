@@ -186,7 +186,7 @@ def make_predict_fn(
         network, source = open_folder(run, checkpoint)
     predictor = Predictor(network.to(device), samples, method, seed, batch_size=batch_size)
     predictor.use_fitted(source, checkpoint)
-    data = require_data(data_of(network), "a prediction of images")
+    data = require_data(data_of(network), "A prediction of images")
     temperature = sets = None
     if isinstance(source, Run) and (calibrated or conformal):
         calibration = source.calibration()
@@ -195,7 +195,7 @@ def make_predict_fn(
         temperature = saved_temperature(source)
     for option, wanted, found in (("calibrated", calibrated, temperature), ("conformal", conformal, sets)):
         if wanted and found is None:
-            raise OptionError(f"{option} is asked for, but {run} is a saved network without what that takes.")
+            raise OptionError(f"{option} cannot be used: {run} is a saved network without the data for it.")
     return PredictFunction(
         lambda images: predictor(normalize(images, data.mean, data.std)),
         data,

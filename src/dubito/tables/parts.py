@@ -35,7 +35,7 @@ class Parts:
             self._require_same()
         elif folder.exists() and not _is_unbegun(folder):
             raise RunError(
-                f"{folder} exists already and is not empty; --resume goes on with it, or choose another --out."
+                f"{folder} already exists and is not empty; continue it with --resume, or choose another --out."
             )
         for unfinished in folder.glob(".*.parquet.*") if folder.is_dir() else ():
             unfinished.unlink()  # of an attempt that was killed while it wrote
@@ -68,15 +68,15 @@ class Parts:
             found = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             if self.folder.is_dir() and any(self.folder.glob("part-*")):
-                raise RunError(f"{self.folder} has parts, but no {MANIFEST}: it cannot be gone on with.") from None
+                raise RunError(f"{self.folder} has parts, but no {MANIFEST}, so it cannot be continued.") from None
             return  # nothing was begun
         except (OSError, ValueError) as error:
             raise RunError(f"{file} is damaged ({' '.join(str(error).split())}); choose another --out.") from None
         for name, wanted in self.describes.items():
             if found.get(name) != wanted:
                 raise OptionError(
-                    f"{self.folder} was begun with another {name} ({_short(found.get(name))}, now {_short(wanted)}): "
-                    "give the same as then, or another --out."
+                    f"{self.folder} was begun with another {name} ({_short(found.get(name))}, now "
+                    f"{_short(wanted)}): use the same as before, or another --out."
                 )
 
 

@@ -221,7 +221,7 @@ class Classifier(pl.LightningModule):
         checkpoint = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
         content = checkpoint.get(_CONTENT)
         if content is None:
-            raise RunError(f"{checkpoint_path} is no checkpoint of a dubito.training.Classifier.")
+            raise RunError(f"{checkpoint_path} is not a checkpoint of a dubito.training.Classifier.")
         prefix = "network."
         tensors = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         if network is None and content["built_as"] is None:

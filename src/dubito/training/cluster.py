@@ -91,7 +91,7 @@ def _go_on(
             if attempt + 1 == ATTEMPTS:
                 died = f"A worker died {ATTEMPTS} times, perhaps for lack of memory"
                 raise RunError(f"{died}; what was trained so far is in {folder}.") from error
-            (console or Console()).print("A worker died; the others wait, and all go on from the last checkpoint.")
+            (console or Console()).print("A worker died. All workers continue from the last checkpoint.")
             if (folder / "config.yaml").exists():
                 work = partial(_resume, folder, accept_changes)
     raise AssertionError

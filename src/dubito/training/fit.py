@@ -117,7 +117,7 @@ def resume(
             _require_unchanged(member)
         # A run without metrics stopped while it wrote its first checkpoints, and starts again.
         if member.has_checkpoint("best") and not member.has_checkpoint("last") and member.metrics():
-            raise RunError(f"{member.path} cannot be trained further: it has weights, but not the state of a training.")
+            raise RunError(f"{member.path} cannot be continued: it has weights, but no state of the training.")
     run.open_data()  # an error names the run if the data is not there
     images = _images(run.config, run.data.size, run.data.fit)
     found = images.describe()
@@ -148,8 +148,8 @@ def _require_unchanged(run: Run) -> None:
         ]
     if changes:
         raise RunError(
-            f"{run.path / 'config.yaml'} was edited since the run was trained so far ({'; '.join(changes)}): put it "
-            "back, or go on with the new settings by --accept-changes."
+            f"{run.path / 'config.yaml'} was edited after the last checkpoint ({'; '.join(changes)}): "
+            "undo that, or continue with the new settings by --accept-changes."
         )
 
 

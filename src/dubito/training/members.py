@@ -86,7 +86,7 @@ def assemble(
     opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     members = [member for run in opened for member in run.members]
     if len(members) < 2:
-        raise OptionError(f"An ensemble needs at least 2 members, but {len(members)} was given.")
+        raise OptionError(f"An ensemble needs at least 2 members, but got {len(members)}.")
     _require_alike(members)
     refuse_existing(Path(out))
     first = members[0]
@@ -104,7 +104,7 @@ def assemble(
     try:
         held_out = held_out_images([whole])
         if not len(held_out):
-            raise RunError("they held out no image in common; train them with one --split-seed")
+            raise RunError("they have no validation image in common; train them with the same --split-seed")
         if whole.config.novelty:
             fit_novelty(whole, first.parts()[0], held_out)
         validate(whole, held_out, progress=progress)
@@ -132,6 +132,6 @@ def _require_alike(members: Sequence[Run]) -> None:
         for name in own:
             if name != "num_data" and own[name] != others[name]:
                 raise RunError(
-                    f"{member.path} and {first.path} do not take the same images: {name} is {own[name]} for the one, "
-                    f"{others[name]} for the other; members of an ensemble need the same."
+                    f"{member.path} and {first.path} do not take the same images: {name} is {own[name]} for one "
+                    f"and {others[name]} for the other, but must be the same."
                 )

@@ -214,7 +214,7 @@ def _learning(model: nn.Module) -> list[StdPosterior]:
             )
         found.append(q)
     if not found:
-        raise OptionError("The network has no posterior that learns: make it Bayesian, as dubito.to_bayesian does.")
+        raise OptionError("The network has no posterior to train: convert it with dubito.to_bayesian.")
     return found
 
 
@@ -253,7 +253,6 @@ def _gradients(moved: list[StdPosterior]) -> tuple[list[Tensor], list[Tensor]]:
     norms = torch._foreach_norm([*of_mean, *of_rho])
     if not math.isfinite(float(torch.stack(norms).sum())):
         raise NonFiniteError(
-            "The gradient is not finite, so the step was not taken and the posteriors are as they were; "
-            f"{NaturalGradient.remedy}."
+            f"The gradient is not finite, so the step was skipped and nothing was changed; {NaturalGradient.remedy}."
         )
     return of_mean, of_rho

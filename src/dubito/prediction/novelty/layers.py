@@ -42,7 +42,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, str) or self.side not in ("input", "output") or type(self.cells) is not int:
-            raise ValueError("a layer of it is none")
+            raise ValueError("one of its layers is not a description of a layer")
         if self.cells < 1:
             raise ValueError(f"a layer of it has {self.cells} cells")
 

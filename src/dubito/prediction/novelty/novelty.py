@@ -80,10 +80,10 @@ class Novelty:
         """One sentence: what the score is, and how it did beside entropy.
 
         >>> Novelty(Entropy(None), (), torch.zeros(9)).describe()
-        'Novelty is the entropy: no score of features found more on the held-out trial.'
+        'Novelty is the entropy: in the trial on held-out images no other score was better.'
         """
         if isinstance(self.score, Entropy):
-            return "Novelty is the entropy: no score of features found more on the held-out trial."
+            return "Novelty is the entropy: in the trial on held-out images no other score was better."
         where = f" at {_listed([f'the {layer}' for layer in self.layers])}" if self.layers else ""
         what = f"the {self.name}"
         if isinstance(self.score, Neighbours):
@@ -91,7 +91,8 @@ class Novelty:
         more = ", or the energy if that is more unusual" if isinstance(self.score, NeighboursAndEnergy) else ""
         rows = {row["score"]: row["mark"] for row in reversed(self.trial)}
         marks = (
-            f"; its mark on the held-out trial is {rows[self.name]:.2f}, entropy's {rows['entropy']:.2f}"
+            f"; in the trial on held-out images its score was {rows[self.name]:.2f}, that of entropy "
+            f"{rows['entropy']:.2f}"
             if rows
             else ""
         )

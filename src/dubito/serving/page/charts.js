@@ -1,6 +1,6 @@
 // The figures, drawn by hand as SVG.
 
-import { decade, probable, small } from "./words.js";
+import { probable, small } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ALL = 12, TOP = 10; // classes shown: all of few, the top of many
@@ -103,15 +103,10 @@ export function distribution(svg, quantiles, value) {
       y: (base - Math.max(2, tall * m / largest)).toFixed(1), height: Math.max(2, tall * m / largest).toFixed(1),
     }));
     const edge = Math.min(Math.max(x, 6), width - 6);
-    const ticks = [];
-    const step = Math.ceil((high - low) / (width / 70));
-    for (let power = Math.ceil(low); power <= high; power += step) ticks.push(power);
     return [
       make("line", { class: "axis", x1: 0, x2: width, y1: base + .5, y2: base + .5 }), ...columns,
-      ...ticks.map(power => {
-        const place = Math.min(Math.max((power - low) / (high - low) * width, 16), width - 16);
-        return make("text", { x: place.toFixed(1), y: base + 16, "text-anchor": "middle" }, decade(power));
-      }),
+      make("text", { x: 0, y: base + 16 }, "less doubt"),
+      make("text", { x: width, y: base + 16, "text-anchor": "end" }, "more doubt"),
       make("line", { class: "marker", x1: edge, x2: edge, y1: 10, y2: base }),
       make("polygon", { class: "marker", points: `${edge - 6},3 ${edge + 6},3 ${edge},12` }),
     ];

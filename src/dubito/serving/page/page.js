@@ -390,7 +390,7 @@ function showNothing() {
   byId("answer").classList.remove("old");
   byId("says").textContent = "Nothing yet";
   byId("decision").hidden = true;
-  byId("sentence").textContent = "Its answer and its doubts will stand here.";
+  byId("sentence").textContent = "The answer and its uncertainty will appear here.";
   noBars(byId("bars"), model.class_names);
   byId("bars-words").textContent = "";
   byId("seen").hidden = true;

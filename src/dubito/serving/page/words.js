@@ -1,11 +1,7 @@
 // Numbers and sentences, as people read them.
 
-const SUPERSCRIPT = Object.fromEntries([..."-0123456789"].map((c, i) => [c, "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"[i]]));
 const NETWORKS = { lenet5: "LeNet-5", alexnet: "AlexNet", vgg16: "VGG16" };
 const KINDS = { vi: "Bayesian ", frequentist: "Point-estimate ", dropout: "MC-dropout " };
-
-/** A power of ten: 0.01, 10⁻⁶. */
-export const decade = power => power >= -3 ? String(10 ** power) : `10${[...String(power)].map(c => SUPERSCRIPT[c]).join("")}`;
 
 /** Two digits that count, and no more than four places: 0.012, 0.0003, < 0.0001. */
 export function small(value) {
@@ -54,10 +50,9 @@ export function unitExplained(model) {
   if (model.head === "kendall_gal")
     return "Both uncertainties are variances of the network’s outputs (logits), averaged over the classes. "
       + "They have no upper limit.";
-  return "Both are variances. For each class, “it is this one” is 1 or 0; its variance splits into the part within the "
-    + "draws (aleatoric) and the part between them (epistemic), averaged over the classes. Together they are 0 for an "
-    + `answer beyond doubt and ${small(most(model))} for a pure guess between ${model.class_names.length} classes. `
-    + "The whisker of a class is the square root of its epistemic part.";
+  return "Both uncertainties are variances, averaged over the classes: the part within the draws is aleatoric, the part "
+    + `between them epistemic. Their sum is 0 for a certain answer and ${small(most(model))} for a pure guess among `
+    + `${model.class_names.length} classes. The whisker of a class is the square root of its epistemic part.`;
 }
 
 const STRONG = {
@@ -65,18 +60,18 @@ const STRONG = {
   epistemic: "The draws of the model disagree about this image.",
 };
 const SOME = {
-  aleatoric: "To the model the image is less clear than most.",
-  epistemic: "The draws disagree a little more than about most images.",
+  aleatoric: "For the model, this image is less clear than most.",
+  epistemic: "The draws disagree a little more than for most images.",
 };
 const LITTLE = {
-  aleatoric: "To the model the image is as clear as most.",
-  epistemic: "The draws agree as they do about most images.",
+  aleatoric: "For the model, this image is as clear as most.",
+  epistemic: "The draws agree as much as for most images.",
 };
 
 /** What one uncertainty means for this image. */
 export function means(kind, prediction, model) {
   if (kind === "epistemic" && model.inference === "frequentist")
-    return "This network has one set of weights and cannot disagree with itself: 0 here says nothing.";
+    return "This network has only one set of weights, so there are no draws to compare. The 0 has no meaning.";
   const level = prediction.verdict?.level, rank = prediction.percentile?.[kind];
   if (level === "both" || level === { aleatoric: "ambiguous", epistemic: "undecided" }[kind]) return STRONG[kind];
   if (rank === undefined) return "";
@@ -103,15 +98,14 @@ export function rates(model) {
 
 /** Why there is no decision. */
 export function undecided(model) {
-  return model.decision ? "No decision: the rule is for draws of the weights." : "No rule yet: dubito decide RUN says what to accept.";
+  return model.decision ? "No decision: the rule is for draws of the weights." : "No rule yet. Fit one with: dubito decide RUN --max-error 0.01";
 }
 
 /** Where the image stands among the validation images. */
 export function rank(kind, prediction, model) {
   const share = prediction.percentile?.[kind];
   if (!model.validation || share === undefined)
-    return "No comparison is possible: the server has no validation images of this model, so it cannot say whether this "
-      + "much is usual.";
+    return "The server has no validation images of this model, so it is not known whether this is unusual.";
   if (kind === "epistemic" && model.inference === "frequentist") return "It is 0 for all validation images.";
   const images = `${count(model.validation.images)} validation images`;
   if (share >= .995) return `More doubtful than nearly all ${images}.`;
@@ -150,17 +144,17 @@ export function within(conformal) {
 /** What bars, whiskers and dots are. */
 export function legend(asked, shown, model) {
   if (model.inference === "frequentist")
-    return "Bars: probabilities by the network’s one set of weights; there is no spread to show.";
+    return "Bars: probabilities. This network has only one set of weights, so there is no spread.";
   if (asked.method === "moments")
-    return "Bars: mean probability; whiskers and ±: standard deviation between the networks that it could be, from one "
-      + "pass with means and variances instead of draws.";
+    return "Bars: mean probability; whiskers and ±: standard deviation, computed from means and variances "
+      + "instead of draws.";
   const dots = shown < asked.samples ? `the first ${shown} draws` : "each draw";
   return `Bars: mean probability of ${several(asked.samples, "draw")} of the network; whiskers and ±: their standard `
     + `deviation; dots: ${dots}.`;
 }
 
-export const POINT_ESTIMATE = "This model, however, was trained in the usual way: its weights are numbers, there is "
-  + "nothing to draw, and its epistemic uncertainty is always 0. That means that it cannot be measured, not that there is none.";
+export const POINT_ESTIMATE = "This model was trained in the usual way: its weights are numbers, so there is nothing "
+  + "to draw. Its epistemic uncertainty is always 0, which means that it is not known, not that there is none.";
 
 /** How the answer changes along a curve. */
 export function journey(points, written) {
