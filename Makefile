@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .bench
+SITE := build/site
 
-.PHONY: demo test bench zoo wheel lint types browser clean
+.PHONY: demo test docs bench zoo wheel lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -26,6 +27,11 @@ zoo: $(READY)
 wheel: $(READY)
 	$(BIN)/python .ci/wheel.py $(OPTIONS)
 
+# The documentation as a site in build/site: runs the tutorials, checks all links. A page whose code has not changed is not run again.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)
+	$(BIN)/python -m site_builder.check $(SITE)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +43,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(READY)
+
+$(VENV)/.docs: $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
 
 $(BENCH)/.ready: constraints.txt benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv $(BENCH)

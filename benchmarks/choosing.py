@@ -1,4 +1,4 @@
-"""docs/choosing.md: which estimator to train with and which way to predict, from the measurements of other scripts.
+"""docs/explanation/choosing.md: which estimator to train with and how to predict, from what other scripts measured.
 
     python benchmarks/gradient_noise.py RUN [RUN ...] --out results/choosing/gradient_noise.json
     python benchmarks/moments.py RUN [RUN ...] --out results/choosing/moments.json
@@ -21,7 +21,7 @@ from dubito.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "choosing"
-PAGE = ROOT / "docs" / "choosing.md"
+PAGE = ROOT / "docs" / "explanation" / "choosing.md"
 
 
 def main() -> None:
@@ -38,8 +38,8 @@ def page(results: dict[str, Any]) -> str:
     """The whole page."""
     return f"""# Which estimator, which prediction?
 
-What a step or a pass costs is in [benchmark.md](benchmark.md); here is what you get for it, on networks that
-`dubito train` made. Made by `python -m benchmarks.choosing` from `results/choosing`; its first lines say how.
+What a step or a pass costs is in [the benchmark](../results/benchmark.md); here is what you get for it, on networks
+that `dubito train` made. Made by `python -m benchmarks.choosing` from `results/choosing`; its first lines say how.
 
 ## Training: how noisy the gradients are
 

@@ -5,7 +5,7 @@
 makes a Parquet table of PNG files (the test images of a data set again and again), predicts it with two workers while
 the driver or a worker is killed three times on the way, checks that every image is there once and that a sample is what
 `dubito predict` says in one process, and measures the rate of one and of two workers in turns on a slice of the table.
-The results are written to results/cluster.json, and what they mean for a billion images into docs/cluster.md.
+The results are written to results/cluster.json, and what they mean for a billion images into docs/how-to/cluster.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 OUT = Path("results/cluster.json")
-DOCUMENT = Path("docs/cluster.md")
+DOCUMENT = Path("docs/how-to/cluster.md")
 BEGIN, END = "<!-- projection: made by python -m benchmarks.cluster -->", "<!-- end -->"
 GROUP = 8192
 """Rows of a row group, and images of a chunk."""

@@ -4,7 +4,7 @@
 
 The network and its loss are compiled together, the optimiser is fused Adam, and all four take turns in one process.
 Compiled, a Bayesian layer is made of plain operations, which the compiler fuses; by itself it has gradients written by
-hand. Compiling needs a C++ compiler. `--out` writes the results for docs/choosing.md.
+hand. Compiling needs a C++ compiler. `--out` writes the results for docs/explanation/choosing.md.
 """
 
 from __future__ import annotations

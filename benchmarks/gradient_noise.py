@@ -7,7 +7,7 @@ images, as a multiple of `local`'s: for the means, and for the parameters of the
 A figure is the median over the batches, with the lowest and the highest. Times are medians of the processor's time for
 forward and backward passes, in turns in one process. Noise times time, the last column, is the variance that is left
 after a given time of averaging gradients of the means: the lower, the better. `--out` writes the results for
-docs/choosing.md.
+docs/explanation/choosing.md.
 
 Natural gradients average h' = dL/dsigma / sigma, an estimate of the curvature. The second table has its noise as the
 root mean square over the weights of the standard deviation of N sigma^2 h', which is its error relative to a curvature

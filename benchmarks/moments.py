@@ -6,7 +6,7 @@ The reference is a prediction by `--draws` draws of activations (method ``local`
 ones with noise. Its own error shows in the row that compares one half of it with the other; a further row has 100 draws
 of the weights, whose positions are not independent. Costs are medians with
 quartiles of a batch of 128 images, in turns in one process; the forward pass is that of the posterior means. `--out`
-writes the results for docs/choosing.md.
+writes the results for docs/explanation/choosing.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Two LeNet-5 of the same initialisation take steps in turns in one process, always the one that has had less time, until
 each has had `--seconds`. Steps, and validation NLL and accuracy by 20 draws, for each seed; `--out` writes them for
-docs/choosing.md.
+docs/explanation/choosing.md.
 """
 
 from __future__ import annotations

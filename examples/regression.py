@@ -1,6 +1,6 @@
 """Regression with both uncertainties: a network that gives a mean and a variance for each x.
 
-    python examples/regression.py --out docs/regression.png
+    python examples/regression.py --out docs/pictures/regression.png
 
 The data are noisy, the more the further right, and there are none outside of -2 ... 2. Aleatoric uncertainty should
 follow the noise, and epistemic uncertainty grow where there are no data. The split is that of Kendall & Gal (2017):

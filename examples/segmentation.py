@@ -1,6 +1,6 @@
 """Dense outputs: a class for every pixel, with maps of both uncertainties.
 
-    python examples/segmentation.py --out docs/segmentation.png
+    python examples/segmentation.py --out docs/pictures/segmentation.png
 
 Discs with level or upright stripes lie on a noisy ground. Whoever labelled them disagreed about their rims: a pixel of
 the rim has the label of the disc or of the ground by the toss of a coin. Aleatoric uncertainty should draw the rims,

@@ -3,8 +3,8 @@
     make bench                                # installs the peers into .bench, measures, writes the results
     python -m benchmarks.peers [--quick] [--plan] [--threads N] [--out FOLDER]
 
-Writes results/benchmark.json, results/benchmark.md, docs/benchmark.md, docs/benchmark.png and README.md with its cost
-table below `--out`, which is this project, or with --quick the environment's own folder.
+Writes results/benchmark.json, results/benchmark.md, docs/results/benchmark.md, docs/results/benchmark.png and the cost
+table of docs/results/index.md below `--out`, which is this project, or with --quick the environment's own folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.document import column, page, tables, with_cost_table
+from benchmarks.peers.document import OVERVIEW, column, page, tables, with_cost_table
 from benchmarks.peers.install import failures
 from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
 from rich.console import Console
@@ -47,7 +47,7 @@ def main() -> int:
         "--ours", action="store_true", help="measure dubito and layers of torch again, and keep the figures of peers"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each process")
-    parser.add_argument("--out", type=Path, help="the folder that gets results/, docs/ and README.md")
+    parser.add_argument("--out", type=Path, help="the folder that gets results/ and docs/")
     given = parser.parse_args()
     if given.threads < 1:
         parser.error(f"--threads is {given.threads}, but must be at least 1.")
@@ -75,7 +75,8 @@ def main() -> int:
     console.print()
     console.print(tables(results), markup=False, soft_wrap=True)
     console.print(
-        f"Written below {out}: results/benchmark.json and .md, docs/benchmark.md and .png, README.md.", soft_wrap=True
+        f"Written below {out}: results/benchmark.json and .md, docs/results/benchmark.md and .png, {OVERVIEW}.",
+        soft_wrap=True,
     )
     return 0
 
@@ -175,10 +176,10 @@ def write(results: dict[str, Any], out: Path) -> None:
 
     write_atomically(out / "results" / "benchmark.json", json.dumps(results, indent=2) + "\n")
     write_atomically(out / "results" / "benchmark.md", tables(results))
-    write_atomically(out / "docs" / "benchmark.png", growth_figure(results["stages"]["growth"]))
-    write_atomically(out / "docs" / "benchmark.md", page(results))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    write_atomically(out / "README.md", with_cost_table(readme, results))
+    write_atomically(out / "docs" / "results" / "benchmark.png", growth_figure(results["stages"]["growth"]))
+    write_atomically(out / "docs" / "results" / "benchmark.md", page(results))
+    overview = (ROOT / OVERVIEW).read_text(encoding="utf-8")
+    write_atomically(out / OVERVIEW, with_cost_table(overview, results))
 
 
 if __name__ == "__main__":

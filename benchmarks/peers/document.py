@@ -20,7 +20,9 @@ TITLES = {
 NOTHING = "–"  # noqa: RUF001
 
 TABLE_BEGINS, TABLE_ENDS = "<!-- cost table: made by make bench -->", "<!-- end -->"
-"""Comments of the README around the table that is made from the results."""
+"""Comments around the table of the overview that is made from the results."""
+
+OVERVIEW = "docs/results/index.md"
 
 BYTES = 4 * 4
 """Of a parameter in float32, its gradient and Adam's two moments."""
@@ -63,16 +65,16 @@ microseconds for each operator; what an execution takes without the profiler is 
 
 
 def page(results: dict[str, Any]) -> str:
-    """docs/benchmark.md."""
+    """docs/results/benchmark.md."""
     return f"{INTRODUCTION}\n{tables(results)}\n![How cost grows](benchmark.png)\n"
 
 
-def with_cost_table(readme: str, results: dict[str, Any]) -> str:
-    """The README with the table of what AlexNet, or the first network, costs between the two comments."""
-    before, begin, rest = readme.partition(TABLE_BEGINS)
+def with_cost_table(overview: str, results: dict[str, Any]) -> str:
+    """The page of results with the table of what AlexNet, or the first network, costs between the two comments."""
+    before, begin, rest = overview.partition(TABLE_BEGINS)
     _, end, after = rest.partition(TABLE_ENDS)
     if not end:
-        raise DubitoError(f"README.md has no place for the cost table between {TABLE_BEGINS} and {TABLE_ENDS}.")
+        raise DubitoError(f"{OVERVIEW} has no place for the cost table between {TABLE_BEGINS} and {TABLE_ENDS}.")
     stages = results["stages"]
     stage = stages.get("alexnet") or next(iter(stages.values()))
     return f"{before}{begin}\n{cost_table(stage)}\n{end}{after}"

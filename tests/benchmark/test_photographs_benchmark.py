@@ -1,4 +1,4 @@
-"""docs/photographs.md is true: its tables are those of the results, and its commands have these flags."""
+"""docs/results/photographs.md is true: its tables are those of the results, and its commands have these flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dubito.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/photographs.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/results/photographs.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_are_those_of_the_results() -> None:

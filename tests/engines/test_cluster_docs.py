@@ -1,4 +1,4 @@
-"""docs/cluster.md is true: its figures are those of the result file, and its example runs."""
+"""docs/how-to/cluster.md is true: its figures are those of the result file, and its example runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from benchmarks.cluster import BEGIN, END, projection
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/how-to/cluster.md").read_text(encoding="utf-8")
 
 
 def test_figures_are_those_that_were_measured() -> None:

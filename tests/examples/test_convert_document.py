@@ -1,4 +1,4 @@
-"""docs/convert.md is true: its code runs in order, its output is as printed, its tables are those of the recipe."""
+"""docs/how-to/convert.md is true: its code runs in order and prints what is shown, its tables are the recipe's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import pytest
 from example_files import ROOT, example
 
-DOCUMENT = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "how-to" / "convert.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", DOCUMENT, flags=re.DOTALL)
 
 
@@ -17,7 +17,7 @@ def test_code_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for language, code in BLOCKS:
         if language == "python":
-            exec(compile(code, "docs/convert.md", "exec"), names)
+            exec(compile(code, "docs/how-to/convert.md", "exec"), names)
     (printed,) = [code for language, code in BLOCKS if language == "text"]
     assert capsys.readouterr().out == printed
 

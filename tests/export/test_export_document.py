@@ -1,4 +1,4 @@
-"""docs/export.md is true: its code runs, its commands and outputs exist."""
+"""docs/how-to/onnx.md is true: its code runs, its commands and outputs exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dubito import cli
 from dubito.exporting import OUTPUTS, What
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "how-to" / "onnx.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", DOCUMENT, flags=re.DOTALL)
 
 
@@ -24,7 +24,7 @@ def test_code_runs(digits_run: Path, digits_onnx: Path, capsys: pytest.CaptureFi
     examples = [code for language, code in BLOCKS if language == "python"]
     assert len(examples) == 2
     for code in examples:
-        exec(compile(code, "docs/export.md", "exec"), {})
+        exec(compile(code, "docs/how-to/onnx.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 

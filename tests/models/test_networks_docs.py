@@ -1,4 +1,4 @@
-"""docs/networks.md is true: its function is a network, and its commands run on a folder of photographs."""
+"""docs/reference/networks.md is true: its function is a network, and its commands run on a folder of photographs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import dubito
 from dubito import cli
 
-TEXT = (Path(__file__).parents[2] / "docs/networks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs/reference/networks.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
 
 

@@ -236,8 +236,8 @@ def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None
 
 
 def test_the_committed_document_is_that_of_the_committed_results() -> None:
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    assert page == compose(ROOT / "results/reproduction/cpu", "../results/reproduction/cpu")
+    page = (ROOT / "docs" / "results" / "reproduction.md").read_text(encoding="utf-8")
+    assert page == compose(ROOT / "results/reproduction/cpu", "../../results/reproduction/cpu")
 
 
 def test_the_document_says_what_the_intervals_cover(smoke, tmp_path) -> None:

@@ -454,10 +454,10 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_changes() -> N
 
 def test_the_documents_example_runs() -> None:
     torch.set_default_dtype(torch.float32)
-    text = (Path(__file__).parents[2] / "docs/natural-gradient.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/explanation/natural-gradient.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(code, "docs/natural-gradient.md", "exec"), names)
+    exec(compile(code, "docs/explanation/natural-gradient.md", "exec"), names)
     assert all(bool(parameter.isfinite().all()) for parameter in names["model"].parameters())  # type: ignore[attr-defined]
 
 

@@ -35,7 +35,7 @@ EXAMPLES = examples(
 )
 
 WHATS = (*(experiment.value for experiment in Experiment), "all", "document")
-DOCUMENT = Path("docs/reproduction.md")
+DOCUMENT = Path("docs/results/reproduction.md")
 
 
 def reproduce(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["FITS", "Box", "Fit", "Window", "box", "check_fit", "fitted", "least_scale"]
 
 Fit = Literal["crop", "pad", "stretch"]
+"""How a picture becomes a square: cut its middle out, add black beside it, or ignore its proportions."""
 FITS: tuple[Fit, ...] = ("crop", "pad", "stretch")
 """crop: the largest square in the middle; pad: the whole picture, black where it is too narrow; stretch: the whole
 picture, its proportions changed."""

@@ -24,7 +24,14 @@ from dubito.heads.split import Prediction
 
 __all__ = ["ACCEPT", "DECISIONS", "FILE", "REVIEW", "UNFAMILIAR", "Measured", "Rule"]
 
-ACCEPT, REVIEW, UNFAMILIAR = DECISIONS = ("accept", "review", "unfamiliar")
+ACCEPT = "accept"
+"""Take the prediction as it is."""
+REVIEW = "review"
+"""Show the image to a person."""
+UNFAMILIAR = "unfamiliar"
+"""Refuse the image: it is unlike the training images."""
+DECISIONS = (ACCEPT, REVIEW, UNFAMILIAR)
+"""What a rule can say of an image."""
 FILE = "decision.json"
 """The name of a rule's file in a run folder."""
 FORMAT = 1

@@ -156,7 +156,8 @@ CPU_WARM_EPOCHS = {"mnist": 1, "cifar10": 2, "cifar100": 2}
 
 CPU_KL: dict[tuple[str, str], dict[str, Any]] = {("alexnet", "cifar100"): {"temperature": 0.1, "warmup_epochs": 10.0}}
 """Where the budget ``cpu`` weighs KL differently from the preset, which was tuned on CIFAR-10: on CIFAR-100 AlexNet
-overfits at the preset's temperature, and 0.1 has a lower validation NLL than 0.05 and 0.2 (docs/reproduction.md)."""
+overfits at the preset's temperature, and 0.1 has a lower validation NLL than 0.05 and 0.2
+(see docs/results/reproduction.md)."""
 
 LONG = Cell("lenet5", "cifar10", epochs=100)
 """The one training of the budget ``cpu`` that is as long as the paper's: it shows a weight's posterior over time."""

@@ -59,7 +59,8 @@ def compose(results: Path, link: str) -> str:
     parts = [
         "# Reproduction",
         f"What of {PAPER} holds when it is done again with dubito. This page is made by `dubito reproduce`, from the "
-        f"files in [{link}]({link}) and, for what was tried, those beside them; every number in it is one of theirs.",
+        f"files in [{_named(link)}]({link}) and, for what was tried, those beside them; every number in it is one "
+        "of theirs.",
         _made(contents, budget),
         *_settings(contents),
         "## Which claims hold",
@@ -81,7 +82,12 @@ def compose(results: Path, link: str) -> str:
 def _trials(folder: Path, link: str) -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
-    return "## What was tried", f"{TEXT} Learning curves are in [{link}]({link}).", trials(folder)
+    return "## What was tried", f"{TEXT} Learning curves are in [{_named(link)}]({link}).", trials(folder)
+
+
+def _named(link: str) -> str:
+    """A folder as it is called in the repository, wherever the page stands."""
+    return link.replace("../", "")
 
 
 def _cell(text: str) -> str:

@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 SCHEME = "zoo:"
+"""What the name of a trained network begins with."""
 FOLDER = Path(__file__).resolve().parent
+"""Where they are."""
 CARD, FIGURES = "README.md", "figures.json"
 
 
