@@ -23,7 +23,7 @@ from dubito.cli import run as run_cli
 from dubito.data import load
 from dubito.errors import DubitoError, OptionError, RunError
 from dubito.runs.run import Run
-from dubito.tables import ChunkPredictor, Listing, Parts, make_predict_fn, predict_parts
+from dubito.tables import BatchPredictor, ChunkPredictor, Listing, Parts, make_predict_fn, predict_parts
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
@@ -248,6 +248,19 @@ class TestPredictFunction:
         assert np.isnan(columns["confidence"][7])
         colours = np.stack([np.array(Image.open(io.BytesIO(content)).convert("RGB")) for content in pngs[:7]])
         np.testing.assert_allclose(predict(colours)["confidence"], columns["confidence"][:7], atol=1e-6)
+
+    def test_ray_data_gives_columns_and_takes_columns(self, digits_run: Path, pngs: list[bytes], expected: Any) -> None:
+        """`map_batches` makes the class once an actor, and calls it with a column a key."""
+        predict = BatchPredictor(str(digits_run), samples=10)
+        column = np.empty(len(pngs), object)
+        column[:] = [*pngs[:-1], b"no picture"]
+        columns = predict({"key": np.arange(len(pngs)), "bytes": column})
+        assert list(columns["key"]) == list(range(len(pngs)))
+        assert "bytes" not in columns
+        np.testing.assert_allclose(columns["epistemic"][:-1], expected.epistemic[: len(pngs) - 1], atol=1e-6)
+        assert [error is None for error in columns["error"]] == [True] * (len(pngs) - 1) + [False]
+        with pytest.raises(OptionError, match="column of images is 'bytes', but must be one of 'key'"):
+            predict({"key": np.arange(2)})
 
     def test_nothing_gives_empty_columns(self, digits_run: Path) -> None:
         predict = make_predict_fn(digits_run, samples=2)
