@@ -6,6 +6,8 @@ never quotes lines of it, for a file may be a link to another one.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import reprlib
@@ -13,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dubito.errors import DubitoError, RunError
 from dubito.limits import file_limits, variable
@@ -21,12 +23,25 @@ from dubito.limits import file_limits, variable
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["parse_json", "read_json", "read_tensors", "read_text", "read_yaml", "reading", "reason_of"]
+__all__ = [
+    "digest_of",
+    "open_file",
+    "parse_json",
+    "read_json",
+    "read_lines",
+    "read_tensors",
+    "read_text",
+    "read_yaml",
+    "reading",
+    "reason_of",
+]
 
 FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
 """What code raises on content that is not what it expects; a RecursionError is a RuntimeError too."""
 LONGEST = 300
 """Characters of a reason that a sentence repeats."""
+LONGEST_LINE = 2**20
+"""Bytes of a line of a list or a table."""
 
 
 @contextmanager
@@ -63,11 +78,20 @@ def reason_of(error: BaseException) -> str:
 def read_text(file: Path) -> str:
     """A text of bounded length; a ValueError if it is longer, no UTF-8 or no file."""
     most = file_limits().max_text_bytes
-    with _opened(file) as content:
+    with open_file(file) as content:
         data = content.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it is longer than {most} bytes, see {variable('max_text_bytes')}")
     return _decoded(data)
+
+
+def read_lines(file: str | os.PathLike[str], encoding: str = "utf-8", errors: str = "strict") -> Iterator[str]:
+    """The lines of a text of any length, with their ends; a ValueError for one that is too long."""
+    with io.TextIOWrapper(open_file(file), encoding=encoding, errors=errors, newline="") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"line {number} is longer than {LONGEST_LINE} characters")
+            yield line
 
 
 def _decoded(data: bytes) -> str:
@@ -77,13 +101,22 @@ def _decoded(data: bytes) -> str:
         raise ValueError(f"it is not UTF-8 text (byte {error.start})") from None
 
 
-def _opened(file: Path) -> Any:
-    """The file open for reading; whatever is not one, such as a pipe that nobody writes to, is refused."""
+def open_file(file: str | os.PathLike[str]) -> BinaryIO:
+    """The file open for reading; a ValueError for whatever is not one, such as a pipe that nobody writes to."""
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise ValueError("it is not a file")
     return os.fdopen(handle, "rb")
+
+
+def digest_of(file: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, however large; a ValueError if it is none."""
+    digest = hashlib.sha256()
+    with open_file(file) as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_json(file: Path) -> Any:
@@ -178,7 +211,7 @@ def read_tensors(
     from safetensors import SafetensorError, safe_open
 
     most = file_limits().max_text_bytes
-    with _opened(file) as content:
+    with open_file(file) as content:
         length = int.from_bytes(content.read(8), "little")
     if length > most:
         raise ValueError(f"it says that its header has {length} bytes, but {most} are allowed")

@@ -78,6 +78,10 @@ def rounding() -> dict[str, Any]:
     }
 
 
+MOST = 4096
+"""Threads that a run may ask for; a larger number is not one that it was trained with."""
+
+
 @contextmanager
 def same_threads(recorded: Mapping[str, Any]) -> Iterator[None]:
     """Inside, torch uses the recorded number of threads; a warning says if anything else rounds otherwise.
@@ -89,7 +93,7 @@ def same_threads(recorded: Mapping[str, Any]) -> Iterator[None]:
     1
     """
     before, threads = torch.get_num_threads(), recorded.get("threads")
-    if isinstance(threads, int) and 0 < threads != before:
+    if isinstance(threads, int) and 0 < threads <= MOST and threads != before:
         torch.set_num_threads(threads)
     try:
         then = {**recorded, "torch": dict(recorded.get("versions") or {}).get("torch")}

@@ -218,7 +218,7 @@ def test_a_table_of_paths_and_labels_is_data(tmp_path: Path) -> None:
 
 
 TABLES = {
-    "columns": ("file,label\na.png,b\n", "has the columns file, label, but must have path and label"),
+    "columns": ("file,label\na.png,b\n", "must have the columns path and label, named in its first line"),
     "empty": ("path,label\n", "has no rows"),
     "hole": ("path,label\na.png,\n", "Line 2 of .* lacks a path or a label"),
     "split": ("path,label,split\na.png,b,later\n", "has the split 'later'"),

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from dubito.errors import DataError
+from dubito.foreign import open_file
 from dubito.limits import file_limits, variable
 
 __all__ = ["ArrayHeader", "Arrays", "read_bytes", "require_unpacked"]
@@ -91,7 +92,7 @@ class Arrays:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                     raise DataError(f"{self.path} is a single array, but must be an .npz with images and labels.")
             with zipfile.ZipFile(self.path) as archive:

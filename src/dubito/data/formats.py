@@ -20,6 +20,7 @@ import numpy.typing as npt
 from dubito.data.archive import read_bytes, require_unpacked
 from dubito.data.registry import DatasetInfo, Split
 from dubito.errors import DataError
+from dubito.foreign import open_file, read_text
 
 __all__ = ["Bytes", "read_cifar", "read_class_names", "read_idx_images", "read_idx_labels", "read_official"]
 
@@ -48,7 +49,7 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
     """Header and content of an IDX file: magic number, number of items, their sides, then one byte a value."""
     dimensions = magic & 0xFF
     try:
-        with gzip.open(path, "rb") as stream:
+        with open_file(path) as packed, gzip.open(packed, "rb") as stream:
             header = stream.read(4 + 4 * dimensions)
             if len(header) < 4 + 4 * dimensions:
                 raise DataError(f"{path} ends inside its header, so it is truncated; {_AGAIN}.")
@@ -72,7 +73,9 @@ def _read_idx(path: Path, magic: int, what: str, count: int | None) -> Bytes:
         raise _missing(path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a complete gzip file ({_reason(error)}); {_AGAIN}.") from error
-    except OSError as error:
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}.") from error
     if len(content) != size:
         fault = "fewer" if len(content) < size else "more"
@@ -91,15 +94,18 @@ def read_cifar(
     path = Path(path)
     record = label_bytes + _CIFAR_PIXELS
     try:
-        content = np.fromfile(path, dtype=np.uint8)
+        with open_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size == 0 or size % record or (count is not None and size != count * record):
+                wanted = f"{count * record}" if count is not None else f"a multiple of {record}"
+                raise DataError(f"{path} has {size} bytes, but must have {wanted}; {_AGAIN}.")
+            records = read_bytes(stream, size).reshape(-1, record)
     except FileNotFoundError:
         raise _missing(path) from None
-    except OSError as error:
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}.") from error
-    if content.size == 0 or content.size % record or (count is not None and content.size != count * record):
-        wanted = f"{count * record}" if count is not None else f"a multiple of {record}"
-        raise DataError(f"{path} has {content.size} bytes, but must have {wanted}; {_AGAIN}.")
-    records = content.reshape(-1, record)
     labels = records[:, label_bytes - 1]
     _check_labels(path, labels, classes)
     return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels
@@ -109,10 +115,12 @@ def read_class_names(path: str | os.PathLike[str], expected: Sequence[str] | Non
     """One class name a line; refused if they are not the `expected` ones, for then the labels mean something else."""
     path = Path(path)
     try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
     except FileNotFoundError:
         raise _missing(path) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {_reason(error)}.") from error
     if expected is not None and names != tuple(expected):
         different = next(

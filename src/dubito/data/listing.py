@@ -17,6 +17,7 @@ from dubito.data.images import is_image_file, is_other_file
 from dubito.data.registry import Split
 from dubito.data.splits import split_validation
 from dubito.errors import DataError
+from dubito.foreign import read_lines, reason_of
 
 __all__ = ["TEST_FRACTION", "ClassFolders", "Listing", "PathTable", "PlainFolder", "folder_splits"]
 
@@ -155,17 +156,16 @@ class PathTable(Listing):
     def _read(self) -> list[tuple[Path, str, Split | None]]:
         rows: list[tuple[Path, str, Split | None]] = []
         try:
-            with self.place.open(newline="", encoding="utf-8-sig") as lines:
-                table = csv.DictReader(lines)
-                columns = table.fieldnames or []
-                if not {"path", "label"} <= set(columns):
-                    raise DataError(
-                        f"{self.place} has the columns {', '.join(columns) or 'none'}, but must have path and label."
-                    )
-                for number, row in enumerate(table, start=2):
-                    rows.append(self._row(row, number, "split" in columns))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{self.place} cannot be read as a table: {' '.join(str(error).split())}.") from None
+            table = csv.DictReader(read_lines(self.place, "utf-8-sig"))
+            columns = table.fieldnames or []
+            if not {"path", "label"} <= set(columns):  # which it has is not told: it may link to another file
+                raise DataError(f"{self.place} must have the columns path and label, named in its first line.")
+            for number, row in enumerate(table, start=2):
+                rows.append(self._row(row, number, "split" in columns))
+        except DataError:
+            raise
+        except (OSError, ValueError, csv.Error) as error:
+            raise DataError(f"{self.place} cannot be read as a table: {reason_of(error)}.") from None
         if not rows:
             raise DataError(f"{self.place} has no rows, but must name images: path,label.")
         return rows

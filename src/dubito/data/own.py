@@ -115,9 +115,9 @@ class ListedFiles:
         more = [f"... and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
         names = "\n".join(f"  {line}" for line in [*errors[:SHOWN], *more])
         if len(errors) == total:
-            raise DataError(f"{what}, which is all of them:\n{names}")
+            raise DataError(f"{what}, which is all of them: {errors[0]}")
         if self.strict:
-            raise DataError(f"{what}, which --strict refuses:\n{names}")
+            raise DataError(f"{what}, which --strict refuses: {' '.join([*errors[:SHOWN], *more])}")
         warnings.warn(f"{what} and are left out:\n{names}", DubitoWarning, stacklevel=5)
 
 

@@ -75,7 +75,7 @@ def report(
         evaluation = evaluation_of(model, samples=samples, ood=ood, progress=progress)
         try:
             return write_report(evaluation, out, figures)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             if isinstance(error, DubitoError):
                 raise
             raise RunError(f"The evaluation in {model} is damaged ({reason_of(error)}): evaluate it again.") from error

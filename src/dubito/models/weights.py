@@ -23,9 +23,14 @@ __all__ = ["load_weights", "read_weights"]
 
 SHOWN = 10
 """How many names of a kind a message lists."""
+LONGEST = 100
+"""Letters of a name that a message shows."""
 
 OUTER = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
 """Keys under which checkpoints keep a state dict."""
+
+DEEPEST = 8
+"""Dictionaries in each other around a state dict; one may even hold itself."""
 
 PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
 """What wrappers put before every name."""
@@ -84,6 +89,8 @@ def load_weights(
             ],
         ),
     ]
+    odd = [name for name in own if name in given and name not in reshaped and not _is_alike(given[name], own[name])]
+    lines.append(_listed("of another type, or not finite", odd))
     if any(lines):
         raise DataError(f"The weights of {source} do not fit the network: {'; '.join(line for line in lines if line)}.")
     fitting = {name: tensor for name, tensor in given.items() if name not in fresh}
@@ -91,11 +98,18 @@ def load_weights(
     return fresh
 
 
+def _is_alike(given: Tensor, own: Tensor) -> bool:
+    """Whether a tensor may be copied into another one: both whole or both floating point, and finite."""
+    if given.layout is not torch.strided or given.is_meta or given.is_complex():
+        return False
+    return given.is_floating_point() == own.is_floating_point() and bool(given.float().isfinite().all())
+
+
 def _listed(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)} {what} ({', '.join(names[:SHOWN])}{more})"
+    return f"{len(names)} {what} ({', '.join(name[:LONGEST] for name in names[:SHOWN])}{more})"
 
 
 def _in_folder(folder: Path) -> Path:
@@ -128,7 +142,9 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
             f"init is {file}, which cannot be read ({' '.join(str(error).split())[:120]} ...): it must "
             "contain only tensors, as torch.save(network.state_dict(), file) writes them."
         ) from None
-    while isinstance(content, Mapping):
+    for _ in range(DEEPEST):
+        if not isinstance(content, Mapping):
+            break
         tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
         inner = next((content[key] for key in OUTER if isinstance(content.get(key), Mapping)), None)
         if inner is None and tensors:

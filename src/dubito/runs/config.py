@@ -283,8 +283,8 @@ class TrainingConfig:
             weights = []
         if not weights or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
             raise OptionError(
-                f"class_weights is {self.class_weights!r}, but must be none, balanced, or a number for each "
-                "class, such as 1,1,5: finite, not negative and not all 0."
+                f"class_weights is {reprlib.repr(self.class_weights)}, but must be none, balanced, or a number for "
+                "each class, such as 1,1,5: finite, not negative and not all 0."
             )
         return weights
 

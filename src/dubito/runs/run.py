@@ -30,7 +30,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dubito.errors import DubitoError, RunError
 from dubito.files import is_unfinished, refuse_existing, write_atomically
-from dubito.foreign import FAULTS, parse_json, read_json, read_tensors, read_text, read_yaml, reading, reason_of
+from dubito.foreign import (
+    FAULTS,
+    digest_of,
+    parse_json,
+    read_json,
+    read_tensors,
+    read_text,
+    read_yaml,
+    reading,
+    reason_of,
+)
 from dubito.harmless import to_csv
 from dubito.runs.claim import BEGINNING, Claim
 from dubito.runs.config import TrainingConfig, restore
@@ -407,8 +417,5 @@ def _to_yaml(content: dict[str, Any]) -> str:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    with reading(file, "restore it or train again"):
+        return digest_of(file)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dubito.convert.structure import head_from, restructure
 from dubito.errors import DubitoError, OptionError, RunError
-from dubito.foreign import FAULTS, read_json, reason_of
+from dubito.foreign import FAULTS, digest_of, read_json, reading, reason_of
 from dubito.models import build
 from dubito.models.ensemble import Ensemble, ensemble
 from dubito.models.recipe import build_again
@@ -98,7 +98,8 @@ def saved_fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.suffix in (".json", ".safetensors"):
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
+            with reading(file, "save the network again"):
+                digest.update(bytes.fromhex(digest_of(file)))
     return digest.hexdigest()
 
 

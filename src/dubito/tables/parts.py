@@ -18,6 +18,7 @@ import numpy as np
 
 from dubito.errors import DubitoError, OptionError, RunError, missing
 from dubito.files import write_atomically
+from dubito.foreign import read_json, read_text, reading, reason_of
 from dubito.tables.columns import Columns
 
 __all__ = ["MANIFEST", "Parts", "require_pyarrow", "to_parquet"]
@@ -50,6 +51,18 @@ class Parts:
         """Whether a chunk is done."""
         return self.path(number).exists()
 
+    def count(self, number: int) -> tuple[int, int]:
+        """How many rows a part has, and how many of them are errors."""
+        arrow, parquet = require_pyarrow()
+        with reading(self.path(number), "remove it: it is made again"):
+            if not self.path(number).is_file():
+                raise ValueError("it is no file")
+            try:
+                errors = parquet.read_table(self.path(number), columns=["error"])["error"]
+            except arrow.ArrowException as error:
+                raise ValueError(reason_of(error)) from None
+            return len(errors), len(errors) - errors.null_count
+
     def write(self, number: int, content: bytes) -> None:
         """Write the part of a chunk."""
         try:
@@ -64,14 +77,14 @@ class Parts:
 
     def _require_same(self) -> None:
         file = self.folder / MANIFEST
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not file.exists():
             if self.folder.is_dir() and any(self.folder.glob("part-*")):
-                raise RunError(f"{self.folder} has parts, but no {MANIFEST}, so it cannot be continued.") from None
+                raise RunError(f"{self.folder} has parts, but no {MANIFEST}, so it cannot be continued.")
             return  # nothing was begun
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file} is damaged ({' '.join(str(error).split())}); choose another --out.") from None
+        with reading(file, "choose another --out"):
+            found = read_json(file)
+            if not isinstance(found, dict):
+                raise ValueError(f"it is a {type(found).__name__}")
         for name, wanted in self.describes.items():
             if found.get(name) != wanted:
                 raise OptionError(
@@ -86,10 +99,11 @@ def _is_unbegun(folder: Path) -> bool:
 
 
 def _is_complete(folder: Path) -> bool:
-    try:
-        return '"complete": false' not in (folder / MANIFEST).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    file = folder / MANIFEST
+    if not file.exists():
         return False
+    with reading(file, "choose another --out"):
+        return '"complete": false' not in read_text(file)
 
 
 def _short(value: Any) -> str:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.data import DATASETS
 from dubito.data.images import IMAGE_SUFFIXES
-from dubito.errors import DataError, DubitoError, OptionError, missing
+from dubito.errors import DataError, OptionError, missing
+from dubito.foreign import read_lines, reading, reason_of
+from dubito.limits import file_limits, variable
 from dubito.tables.parts import require_pyarrow
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ __all__ = ["CHUNK", "Chunk", "Images", "Listing"]
 CHUNK = 8192
 """Images of a chunk, unless another number is asked for: some seconds of work, and a megabyte of results."""
 LISTS, TABLES = (".txt", ".list"), (".parquet", ".pq")
+ROWS = 64
+"""Rows of a table that are unpacked at once."""
 BYTES = ("image", "bytes", "content", "png", "jpg", "jpeg", "data")
 PATHS = ("path", "file", "filename", "file_name", "image_path", "url", "uri")
 NAMES = ("path", "name", "key", "__key__", "id", "filename", "file_name", "url")
@@ -85,14 +89,14 @@ class TableChunk(Chunk):
         file = _table(self.table)
         images, names, truth = _table_columns(self.table)
         wanted = [name for name in dict.fromkeys((images, names, truth)) if name is not None]
-        rows = _rows(file, self.group, wanted, self.start, self.count)
+        rows = _rows(self.table, file, self.group, wanted, self.start, self.count)
         pictures = [
             _fetched(picture) if isinstance(picture, str) and "://" in picture else picture
             for picture in _pictures(rows[images])
         ]
         first = _group_start(self.table, self.group) + self.start
-        named = rows[names].to_pylist() if names else [f"{self.table}/{first + row}" for row in range(self.count)]
-        truths = rows[truth].to_pylist() if truth else [None] * self.count
+        named = rows[names] if names else [f"{self.table}/{first + row}" for row in range(self.count)]
+        truths = rows[truth] if truth else [None] * self.count
         return Images([b"" if picture is None else picture for picture in pictures], list(map(str, named)), truths)
 
 
@@ -129,7 +133,9 @@ class Listing:
 
     @cached_property
     def images(self) -> int:
-        """How many images there are."""
+        """How many images there are; an error if there are none."""
+        if not self._facts[0]:
+            raise DataError(f"There are no images in {', '.join(self.arguments)}.")
         return self._facts[0]
 
     @cached_property
@@ -182,8 +188,10 @@ class Listing:
             if not any(folder in path.parents for folder in self._folders):
                 yield from self._in_folder(path)
         elif path.suffix.lower() in LISTS and path.is_file():
-            with path.open(encoding="utf-8", errors="surrogateescape") as lines:
-                yield from ((line.strip(), None) for line in lines if line.strip())
+            with reading(path, "give a list of paths, one a line", DataError):
+                for line in read_lines(path, errors="surrogateescape"):
+                    if line.strip():
+                        yield line.strip(), None
         else:
             for file in _matching(argument, path):
                 if str(file) not in seen and not any(folder in file.parents for folder in self._folders):
@@ -267,8 +275,8 @@ def _file_system(address: str) -> tuple[Any, str]:
         raise missing(address, "fsspec", "ray") from None
     try:
         return fsspec.core.url_to_fs(address)
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{address} cannot be opened: {' '.join(str(error).split())}") from None
+    except Exception as error:  # each file system raises what its own library does
+        raise DataError(f"{address} cannot be opened: {reason_of(error)}.") from None
 
 
 def _of_address(address: str) -> Iterator[str]:
@@ -293,7 +301,7 @@ def _fetched(address: str) -> bytes | str:
         system, path = _file_system(address)
         content: bytes = system.cat_file(path)
         return content
-    except (OSError, DubitoError):
+    except Exception:  # each file system raises what its own library does
         return address
 
 
@@ -330,6 +338,8 @@ def _tables(argument: str) -> list[str]:
 def _table(table: str) -> Any:
     """The open Parquet file."""
     arrow, parquet = require_pyarrow()
+    if "://" not in table and not Path(table).is_file():
+        raise DataError(f"{table} is no file, but must be a Parquet table.")
     try:
         if "://" not in table:
             return parquet.ParquetFile(table)
@@ -368,25 +378,52 @@ def _table_columns(table: str) -> tuple[str, str | None, str | None]:
     return images, first(NAMES), first(("truth",))
 
 
-def _rows(file: Any, group: int, columns: list[str], start: int, count: int) -> Any:
-    """Some rows of a row group; of a large one, no more is held than what leads up to them."""
+def _rows(table: str, file: Any, group: int, columns: list[str], start: int, count: int) -> dict[str, list[Any]]:
+    """Some rows of a row group, column by column; no more is held than they and a few others.
+
+    What a table says of its size is checked before it is read, and what comes of it while it is: a value that is there
+    once may be repeated in a million rows.
+    """
     arrow, _ = require_pyarrow()
-    if file.metadata.row_group(group).num_rows <= 4 * count:
-        return file.read_row_group(group, columns=columns).slice(start, count)
-    found, before = [], 0
-    for batch in file.iter_batches(count, row_groups=[group], columns=columns):
-        low, high = max(start - before, 0), min(start + count - before, len(batch))
-        if low < high:
-            found.append(batch.slice(low, high - low))
-        before += len(batch)
-        if before >= start + count:
-            break
-    return arrow.Table.from_batches(found)
+    most = file_limits().unpacked(Path(table).stat().st_size) if "://" not in table else None
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    before = held = 0
+    with reading(table, "write the table again", DataError):
+        try:
+            _require_bounded(held + _unpacked_bytes(file, group, columns), most)
+            for batch in file.iter_batches(min(count, ROWS), row_groups=[group], columns=columns):
+                low, high = max(start - before, 0), min(start + count - before, len(batch))
+                if low < high:
+                    part = batch.slice(low, high - low)
+                    held += part.nbytes
+                    _require_bounded(held, most)
+                    for name in columns:
+                        values[name] += part.column(name).to_pylist()
+                before += len(batch)
+                if before >= start + count:
+                    break
+        except arrow.ArrowException as error:
+            raise ValueError(reason_of(error)) from None
+        if any(len(column) != count for column in values.values()):
+            raise ValueError(f"row group {group} has other rows than it says")
+    return values
 
 
-def _pictures(column: Any) -> list[Any]:
+def _unpacked_bytes(file: Any, group: int, columns: list[str]) -> int:
+    """What some columns of a row group unpack to, as the table says."""
+    about = file.metadata.row_group(group)
+    parts = [about.column(number) for number in range(about.num_columns)]
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in columns)
+
+
+def _require_bounded(count: int, most: int | None) -> None:
+    if most is not None and count > most:
+        raise ValueError(f"rows of it take {count} bytes, but may take {most}, see {variable('max_unpacked_bytes')}")
+
+
+def _pictures(column: list[Any]) -> list[Any]:
     """The values of a column of images, which may be structures that have bytes."""
-    return [value["bytes"] if isinstance(value, dict) else value for value in column.to_pylist()]
+    return [value["bytes"] if isinstance(value, dict) else value for value in column]
 
 
 @lru_cache(maxsize=64)

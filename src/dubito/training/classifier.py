@@ -17,6 +17,7 @@ from dubito.convert import hold_statistics
 from dubito.convert.structure import restructure, structure
 from dubito.data.batches import key_seed
 from dubito.errors import NonFiniteError, OptionError, RunError
+from dubito.foreign import reading, reason_of
 from dubito.heads.categorical import LabelOptions
 from dubito.layers import BayesLayer
 from dubito.models import build
@@ -218,7 +219,20 @@ class Classifier(pl.LightningModule):
             trust: run the function that builds the network, if it was built as ``package.module:function``.
             options: arguments of the module that take the place of those in the checkpoint.
         """
-        checkpoint = torch.load(checkpoint_path, map_location=map_location, weights_only=True)
+        with reading(checkpoint_path, "save it again"):
+            checkpoint = _read_checkpoint(checkpoint_path, map_location)
+            return cls._restored(checkpoint_path, checkpoint, network, trust, options)
+
+    @classmethod
+    def _restored(
+        cls,
+        checkpoint_path: Any,
+        checkpoint: dict[str, Any],
+        network: nn.Module | None,
+        trust: bool,
+        options: dict[str, Any],
+    ) -> Self:
+        """The module of a checkpoint's content."""
         content = checkpoint.get(_CONTENT)
         if content is None:
             raise RunError(f"{checkpoint_path} is not a checkpoint of a dubito.training.Classifier.")
@@ -389,6 +403,19 @@ class Classifier(pl.LightningModule):
         per_epoch = self.batches_per_epoch
         steps = int(self.trainer.estimated_stepping_batches) if per_epoch is None else self.epochs * per_epoch
         return make_optimizer(self.optimizer, self.network, replace(self.optimizer_settings, steps=steps))
+
+
+def _read_checkpoint(path: Any, map_location: Any) -> dict[str, Any]:
+    """What a checkpoint holds: tensors and plain data alone."""
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # torch raises errors of many types, among them UnpicklingError
+        raise ValueError(reason_of(error)) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"it is a {type(content).__name__}")
+    return content
 
 
 def _plain(labels: Mapping[str, Any]) -> dict[str, Any]:
