@@ -212,7 +212,7 @@ def test_a_keyboard_interrupt_leaves_nothing(server: Server, monkeypatch: pytest
 def test_a_url_mirror_without_sums_still_checks_what_it_can(server: Server, tiny: Table) -> None:
     write_mnist(server.folder)
     (server.folder / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"<html>")
-    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz is not a complete gzip file"):
         fetch("mnist", mirror=server.url)
     write_cifar(server.folder, tiny["cifar10"])
     (server.folder / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"<html>")

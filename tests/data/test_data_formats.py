@@ -36,11 +36,11 @@ def test_idx_images_and_labels_come_back_as_written(tmp_path: Path) -> None:
 
 WHOLE = gzip.compress(idx(IMAGES))
 BROKEN = {
-    "not gzip": (idx(IMAGES), "not a whole gzip file"),
+    "not gzip": (idx(IMAGES), "not a complete gzip file"),
     "empty": (b"", "truncated"),
-    "cut gzip": (WHOLE[:-2000], "not a whole gzip file"),
-    "cut gzip checksum": (WHOLE[:-4], "not a whole gzip file"),
-    "flipped gzip bit": (WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:], "not a whole gzip file"),
+    "cut gzip": (WHOLE[:-2000], "not a complete gzip file"),
+    "cut gzip checksum": (WHOLE[:-4], "not a complete gzip file"),
+    "flipped gzip bit": (WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:], "not a complete gzip file"),
     "cut header": (gzip.compress(idx(IMAGES)[:10]), "truncated"),
     "wrong magic": (gzip.compress(idx(np.arange(40))), "0x00000801"),
     "too few bytes": (gzip.compress(idx(IMAGES)[:-1]), "fewer bytes"),
