@@ -54,6 +54,7 @@ class Entry:
         ood: data sets whose images it should find unfamiliar; the first one is in the list that `dubito zoo` prints.
         max_error: what its decision rule promises of accepted images.
         references: training images whose features are packed, to measure novelty by.
+        layers: of so many of the last layers; None for all.
         packed: False for one that others only start from.
     """
 
@@ -64,6 +65,7 @@ class Entry:
     ood: tuple[str, ...] = ()
     max_error: float = 0.0
     references: int = 500
+    layers: int | None = None
     packed: bool = True
 
 
@@ -85,7 +87,7 @@ def _lenets(data: str, epochs: int, ood: tuple[str, ...], max_error: float) -> l
 def _resnets(start: str = "resnet20-cifar10-frequentist") -> list[Entry]:
     data, split = "--data cifar10", "--validation-fraction 0.05 --seed 0"
     tuned = f"{data} --preset finetune --init {{work}}/{start}"
-    rest: dict[str, Any] = {"ood": ("cifar100",), "max_error": 0.03, "references": 2000}
+    rest: dict[str, Any] = {"ood": ("cifar100",), "max_error": 0.03, "references": 2000, "layers": 1}
     return [
         Entry(
             start,
@@ -165,7 +167,7 @@ def pack(entry: Entry, work: Path) -> None:
             if (trained.path / name).exists():
                 shutil.copyfile(trained.path / name, place / name)
         run = Run.open(place)
-        held_out = fit_novelty(run, entry.references)
+        held_out = fit_novelty(run, entry.references, entry.layers)
         validation = validate(run, held_out, progress=True)
         rule = decide(run, validation, max_error=entry.max_error, false_alarm=FALSE_ALARM)
         found = evaluate(run, ood=entry.ood, noise=(), progress=True)
@@ -183,13 +185,16 @@ def pack(entry: Entry, work: Path) -> None:
             shutil.copytree(place, packed, dirs_exist_ok=True)
 
 
-def fit_novelty(run: Run, references: int) -> Dataset:
+def fit_novelty(run: Run, references: int, layers: int | None) -> Dataset:
     """Fit novelty on fewer images than a training does, whose features are packed; the images that were held out."""
     training, held_out = run.parts()
     chosen = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))[:references].sort().values
     predictor = Predictor(run, 1, "mean")
     novelty = predictor.fit_novelty(
-        _batches(run, training, chosen), _batches(run, held_out, torch.arange(len(held_out))), weights=run.fingerprint()
+        _batches(run, training, chosen),
+        _batches(run, held_out, torch.arange(len(held_out))),
+        weights=run.fingerprint(),
+        last=layers,
     )
     run.write(FILE, novelty.to_bytes())
     return held_out

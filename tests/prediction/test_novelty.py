@@ -401,3 +401,18 @@ def test_of_scores_that_are_alike_the_first_is_taken_and_none_that_entropy_beats
     assert _chosen(tried(0.88, 0.90, 0.895, 0.5))[0] == 1
     assert _chosen(tried(0.895, 0.90, 0.898))[0] == 1  # entropy, the last, beats the first
     assert _chosen(tried(0.895, 0.90, 0.91))[0] == 2
+
+
+def test_the_last_layers_alone_can_be_looked_at() -> None:
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    images, held_out = torch.randn(300, 8), torch.randn(100, 8)
+
+    def looked_at(last: int | None) -> set[str]:
+        predictor = dubito.Predictor(dubito.attach_head(network, "softmax"))
+        fitted = predictor.fit_novelty(images, held_out, last=last)
+        return {layer for row in fitted.trial for layer in row["layers"]}
+
+    assert looked_at(None) == looked_at(9) == {"input of 0", "input of 2"}
+    assert looked_at(1) == {"input of 2"}
+    with pytest.raises(OptionError, match="last is 0, but at least 1 layer"):
+        looked_at(0)

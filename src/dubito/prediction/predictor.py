@@ -221,6 +221,7 @@ class Predictor:
         *,
         seed: int = 0,
         weights: str | None = None,
+        last: int | None = None,
     ) -> Novelty:
         """Learn what the training images look like; from then on predictions have their `novelty`.
 
@@ -236,6 +237,7 @@ class Predictor:
                 images takes their place, and false alarms are more frequent than stated.
             seed: of the choice of images and the outliers that are made of them.
             weights: a name for the network's weights, kept with the result; a run's fingerprint.
+            last: how many of the last layers are looked at; fewer take less room where it is kept. None for all.
 
         >>> import dubito
         >>> network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -246,6 +248,8 @@ class Predictor:
         """
         if not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but novelty is measured for classifiers.")
+        if last is not None and last < 1:
+            raise OptionError(f"last is {last}, but at least 1 layer must be looked at.")
         training, apart = (None if given is None else self._labelled(given) for given in (batches, held_out))
         assert training is not None
         draws = self.reference()
@@ -254,7 +258,7 @@ class Predictor:
             if first is None:
                 raise ShapeError("There are no images to fit novelty on: the batches are empty.")
             few = first[0][:2].to(self.device)
-            layers = find_layers(draws.mean_network(), few)
+            layers = find_layers(draws.mean_network(), few)[-last if last else None :]
             numbers = reference_numbers(multiplications(draws.mean_network(), few))
             draws.watch(layers)
 
