@@ -41,6 +41,8 @@ from dubito.zoo import figures as figures_of
 BAYES_BY_BACKPROP, NATURAL_GRADIENT = "Bayes by Backprop", "natural gradient"
 VALIDATION_IMAGES = 500
 """Of the validation record, so many predictions are packed, for a server to compare with; what was fitted is of all."""
+HALVED = (".rho", ".prior.mean")
+"""Tensors that a network which is too large has in half precision: how wide its posteriors are, and where they began."""
 TAKEN = ("config.yaml", "best.safetensors", "metrics.csv", "posterior.csv")
 
 
@@ -55,6 +57,7 @@ class Entry:
         max_error: what its decision rule promises of accepted images.
         references: training images whose features are packed, to measure novelty by.
         layers: of so many of the last layers; None for all.
+        halved: whether some tensors are packed in half precision; everything is measured with these.
         packed: False for one that others only start from.
     """
 
@@ -66,6 +69,7 @@ class Entry:
     max_error: float = 0.0
     references: int = 500
     layers: int | None = None
+    halved: bool = False
     packed: bool = True
 
 
@@ -87,7 +91,7 @@ def _lenets(data: str, epochs: int, ood: tuple[str, ...], max_error: float) -> l
 def _resnets(start: str = "resnet20-cifar10-frequentist") -> list[Entry]:
     data, split = "--data cifar10", "--validation-fraction 0.05 --seed 0"
     tuned = f"{data} --preset finetune --init {{work}}/{start}"
-    rest: dict[str, Any] = {"ood": ("cifar100",), "max_error": 0.03, "references": 2000, "layers": 1}
+    rest: dict[str, Any] = {"ood": ("cifar100",), "max_error": 0.03, "references": 2000, "layers": 1, "halved": True}
     return [
         Entry(
             start,
@@ -167,6 +171,10 @@ def pack(entry: Entry, work: Path) -> None:
             if (trained.path / name).exists():
                 shutil.copyfile(trained.path / name, place / name)
         run = Run.open(place)
+        if entry.halved:
+            tensors, notes = run.read_checkpoint("best")
+            halved = {key: tensor.half() for key, tensor in tensors.items() if key.endswith(HALVED)}
+            run.write_checkpoint("best", tensors | halved, notes)
         held_out = fit_novelty(run, entry.references, entry.layers)
         validation = validate(run, held_out, progress=True)
         rule = decide(run, validation, max_error=entry.max_error, false_alarm=FALSE_ALARM)
