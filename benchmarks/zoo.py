@@ -42,7 +42,7 @@ BAYES_BY_BACKPROP, NATURAL_GRADIENT = "Bayes by Backprop", "natural gradient"
 VALIDATION_IMAGES = 500
 """Of the validation record, so many predictions are packed, for a server to compare with; what was fitted is of all."""
 HALVED = (".rho", ".prior.mean")
-"""Tensors that a network which is too large has in half precision: how wide its posteriors are, and where they began."""
+"""What a network that is too large has in half precision: how wide its posteriors are, and where they began."""
 TAKEN = ("config.yaml", "best.safetensors", "metrics.csv", "posterior.csv")
 
 
@@ -323,13 +323,22 @@ Commit {figures["commit"]}, torch {figures["torch"]}, {figures["training_images"
 {figures["epochs"]} epochs, {figures["seconds"] / 60:.0f} minutes on one thread of a busy machine{_start(figures)}.
 Weights, calibration, novelty and rule were chosen on the {kept["images"]:,} images that the training held out; test
 images were only measured. Novelty compares with the features of at most {figures["references"]:,} training images.
-
+{_halved(figures)}
 ## Limits
 
 - It knows {IMAGES[data]}.
 - It was trained once: another seed gives other figures.
 - The rule's promise is about images like those of {data}. The table above says how many of other kinds it accepts.
 """
+
+
+def _halved(figures: dict[str, Any]) -> str:
+    entry = next(entry for entry in ENTRIES if entry.name == figures["name"])
+    if not entry.halved:
+        return ""
+    return (
+        "The widths of its posteriors are kept in half precision, and all figures are those of the network so kept.\n"
+    )
 
 
 def _front_matter(figures: dict[str, Any]) -> str:
