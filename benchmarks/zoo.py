@@ -170,6 +170,7 @@ def pack(entry: Entry, work: Path) -> None:
         for name in TAKEN:
             if (trained.path / name).exists():
                 shutil.copyfile(trained.path / name, place / name)
+        _without_places(place / "config.yaml", trained.config.init, work)
         run = Run.open(place)
         if entry.halved:
             tensors, notes = run.read_checkpoint("best")
@@ -191,6 +192,13 @@ def pack(entry: Entry, work: Path) -> None:
         shutil.rmtree(FOLDER / entry.name, ignore_errors=True)
         with new_folder(FOLDER / entry.name) as packed:
             shutil.copytree(place, packed, dirs_exist_ok=True)
+
+
+def _without_places(config: Path, init: str, work: Path) -> None:
+    """Where the weights at the start were, without the folders of this machine."""
+    if init != "none":
+        text = config.read_text(encoding="utf-8")
+        write_atomically(config, text.replace(init, f"{work}/{Path(init).name}"))
 
 
 def fit_novelty(run: Run, references: int, layers: int | None) -> Dataset:
