@@ -201,13 +201,14 @@ def campaign(given: Namespace, root: Path) -> int:
             tally.add(title, ended.outcome, facts)
             if ended.outcome in BAD:
                 print(f"{title}, {case.file}, {case.what}: {ended.outcome}: {ended.detail[:500]}", flush=True)
-            most = worst.setdefault(kind.name, {"seconds": 0.0, "megabytes": 0.0})
+            most = worst.setdefault(kind.name, {"seconds": 0.0, "megabytes": 0.0, "whole": 0.0})
             most["seconds"] = max(most["seconds"], round(ended.seconds, 2))
             most["megabytes"] = max(most["megabytes"], round(ended.megabytes))
+            most["whole"] = max(most["whole"], round(ended.whole))
         print(f"{kind.name}: {tally.cases} cases, {deadline.passed:.0f} s, at most {worst.get(kind.name)}", flush=True)
     by_hands = sum(row["cases"] for row in tally.rows() if row["kind"].startswith(HANDMADE))
     totals = {"mutated": tally.cases - by_hands, "handmade": by_hands}
-    peaks = {name: max(most[name] for most in worst.values()) for name in ("seconds", "megabytes")}
+    peaks = {name: max(most[name] for most in worst.values()) for name in ("seconds", "megabytes", "whole")}
     return tally.finish(given, deadline, **totals, most=peaks, most_of_kinds=worst)
 
 
@@ -219,7 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only the kinds with such names (a regular expression)")
     parser.add_argument("--folders", type=Path, help="keep what is made to be attacked, and take it from there")
     parser.add_argument("--seconds", type=float, default=10, help="processor time of a case, at most")
-    parser.add_argument("--megabytes", type=float, default=1000, help="memory of a case's whole process, at most")
+    parser.add_argument(
+        "--megabytes", type=float, default=1000, help="memory of a case above what is there before, at most"
+    )
     given = parser.parse_args(arguments)
     given.out = given.out.resolve()
     with tempfile.TemporaryDirectory() as root:

@@ -255,11 +255,10 @@ def _large() -> dict[str, tuple[str, Callable[[], bytes]]]:
     }
     options = {"TIFF": {"compression": "tiff_adobe_deflate"}, "PNG": {"compress_level": 1}, "WEBP": {"method": 0}}
     found = {
-        f"{mode} of {side} x {side} pixels": (format_, made(format_, mode, side, **options.get(format_, {})))
+        f"{format_}, {mode} of {side} x {side} pixels": (format_, made(format_, mode, side, **options.get(format_, {})))
         for format_, which in pixels.items()
         for mode, side in which
     }
-    found = {f"{format_}, {what}": (format_, make) for what, (format_, make) in found.items()}
     found["a palette that is transparent, 8,000 x 8,000"] = "PNG", made("PNG", "P", 8000, transparency=b"\x09" * 256)
     found["progressive, 7,200 x 7,200"] = "JPEG", made("JPEG", "RGB", 7200, progressive=True)
     found["progressive, 12,000 x 12,000"] = "JPEG", made("JPEG", "L", 12_000, progressive=True)

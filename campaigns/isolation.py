@@ -44,7 +44,7 @@ ADDRESSES = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "so
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a case may cost: seconds of a processor, and megabytes (of a million bytes) of its whole process."""
+    """What a case may cost: seconds of a processor, and megabytes (of a million bytes) above what is there before."""
 
     seconds: float = 10.0
     megabytes: float = 1000.0
@@ -52,12 +52,22 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a case ended: the outcome, what it said of that, seconds of a processor, and megabytes at their peak."""
+    """How a case ended.
+
+    Attributes:
+        outcome: one of `GOOD` and `BAD`.
+        detail: what it said of that.
+        seconds: of a processor.
+        megabytes: its peak above what its process had from the one that it was forked from. Pages of libraries
+            that the case is the first to use count too, for a fork does not have them.
+        whole: megabytes of the whole process at its peak.
+    """
 
     outcome: str
     detail: str
     seconds: float
     megabytes: float
+    whole: float = 0.0
 
 
 class Guard:
@@ -106,6 +116,7 @@ def run_alone(act: Callable[[], object], folder: Path, guard: Guard, bounds: Bou
     """Do something in `folder`, in a process of its own; `follows` says that it may open what its files name."""
     said = folder.parent / "said.txt"
     guard.forget()
+    before = _own()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -118,7 +129,8 @@ def run_alone(act: Callable[[], object], folder: Path, guard: Guard, bounds: Bou
             os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
         told = pipe.read()
-    seconds, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6 + _shared()
+    seconds, whole = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6
+    megabytes = max(0.0, whole - before)
     outcome, detail = json.loads(told) if told else ("crashed", f"status {status}")
     if not told and not hung and os.WIFSIGNALED(status):
         detail = signal.Signals(os.WTERMSIG(status)).name
@@ -133,13 +145,13 @@ def run_alone(act: Callable[[], object], folder: Path, guard: Guard, bounds: Bou
         outcome, detail = "memory", f"{megabytes:.0f} MB; {detail}"
     if hung or detail == "SIGXCPU" or seconds > bounds.seconds:
         outcome, detail = "hung", f"{seconds:.1f} s; {detail}"
-    return Ended(outcome, detail, seconds, megabytes)
+    return Ended(outcome, detail, seconds, megabytes, whole)
 
 
-def _shared() -> float:
-    """Megabytes of files that this process has in memory, libraries above all: a fork has them too, uncounted."""
-    pages = int(Path("/proc/self/statm").read_text().split()[2])
-    return pages * resource.getpagesize() / 1e6
+def _own() -> float:
+    """Megabytes that this process has in memory, without files such as libraries: what a fork of it begins with."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024 / 1e6
 
 
 def _ends(child: int, seconds: float) -> bool:

@@ -82,6 +82,13 @@ def test_what_ends_badly_is_found(outcome: str, act: Callable[[], object], ends:
     assert ended.outcome == outcome, ended.detail
 
 
+def test_memory_is_what_a_case_takes_beside_what_was_there(ends: Callable[..., Ended]) -> None:
+    held = bytearray(os.urandom(1) * 300_000_000)
+    ended = ends(lambda: bytearray(os.urandom(1) * 100_000_000))
+    assert 100 <= ended.megabytes < 250
+    assert ended.whole > len(held) / 1e6 + 100
+
+
 def test_what_waits_or_works_without_end_is_ended(ends: Callable[..., Ended]) -> None:
     assert ends(lambda: time.sleep(1000), seconds=1).outcome == "hung"
 

@@ -478,6 +478,8 @@ def predict(
 ) -> Any:
     """The prediction of images in one call; see :class:`Predictor`, which serves several calls better.
 
+    It does not copy the model: steps of a training in another thread may reach it, as they never do a predictor.
+
     >>> import dubito
     >>> model = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")
     >>> prediction = predict(model, torch.randn(5, 4), samples=20)
