@@ -175,8 +175,8 @@ def report(name: str) -> None:
 
 
 def predict_exported(name: str) -> None:
-    """An exported network."""
-    predict(name)
+    """An exported network, which has its number of draws in it."""
+    command("predict", name, "picture.png")
 
 
 def predict_listed(name: str) -> None:

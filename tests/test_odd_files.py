@@ -15,6 +15,7 @@ from dubito.data import open_dataset
 from dubito.data.archive import Arrays
 from dubito.data.formats import read_cifar, read_class_names, read_idx_images
 from dubito.errors import DubitoError, OptionError
+from dubito.files import write_atomically
 from dubito.foreign import digest_of, read_lines
 from dubito.models import load_weights, read_weights
 from dubito.runs.config import configure
@@ -44,6 +45,12 @@ def test_records_are_counted_before_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "batch.bin").touch()
     os.truncate(tmp_path / "batch.bin", 10**12)  # a thousand times what memory has
     refused(lambda: read_cifar(tmp_path / "batch.bin", 1, 10, count=5), "has 1000000000000 bytes, but must have 15365")
+
+
+def test_a_folder_in_the_place_of_a_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.safetensors").mkdir()
+    refused(lambda: write_atomically(tmp_path / "evaluation.safetensors", "text"), "is a folder, but must be a file")
+    assert os.listdir(tmp_path) == ["evaluation.safetensors"]
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def write_atomically(path: Path, content: str | bytes, *, make_folder: bool = Tr
     try:
         _remove_stale(path.parent)
         _write_beside(path, data)
+    except IsADirectoryError:
+        raise RunError(f"{path} is a folder, but must be a file to write.") from None
     except OSError as error:  # it names the temporary file, or no file
         raise type(error)(error.errno, error.strerror or str(error), str(path)) from None
 

@@ -146,7 +146,7 @@ def test_another_work_is_not_mixed_in(digits_run: Path, table: Path, tmp_path: P
     assert run_command(*options[:2], "digits", *options[3:], "--samples", 2, "--resume") == 1
     assert "was begun with another inputs" in capsys.readouterr().err
     assert run_command(*options, "--samples", 2, "--resume") == 0
-    assert "40 of them before" in capsys.readouterr().out
+    assert "40 of them in an earlier run" in capsys.readouterr().out
 
 
 def test_a_folder_is_asked_for(digits_run: Path, tmp_path: Path, capsys: Any) -> None:

@@ -230,6 +230,10 @@ CHANGES = {
     "labels beyond the classes": lambda content, tensors: tensors["test/labels"].add_(10),
     "draws of NaN": lambda content, tensors: tensors["test/draws"].fill_(float("nan")),
     "probabilities of other classes": lambda content, tensors: tensors.update({"test/probs": torch.zeros(3, 4)}),
+    "no labels": lambda content, tensors: tensors.pop("test/labels"),
+    "no runs": lambda content, tensors: content.update(runs=[]),
+    "a billion samples": lambda content, tensors: content["metrics"]["settings"].update(samples=10**9),
+    "a billion members": lambda content, tensors: content["parts"]["test"].update(members=[10**9]),
     "no tensor": lambda content, tensors: tensors.pop("test/entropy"),
 }
 
@@ -318,7 +322,7 @@ def test_two_classes_have_no_top_5_and_few_images_are_enough(folder: Path, tmp_p
 
 
 def test_another_data_set_must_have_the_same_classes(bayesian: Run, other: str, tmp_path: Path):
-    with pytest.raises(DataError, match=r"3 classes, but the network .* tells 10 apart; .*--ood"):
+    with pytest.raises(DataError, match=r"3 classes, but the network .* tells 10 apart\. .*--ood"):
         evaluate(bayesian, data=other, **QUICK)
     images = np.zeros((40, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(40) % 10

@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -44,6 +45,8 @@ FILE = "evaluation"
 _STORED = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")
 _OPTIONAL = ("epistemic_unbiased_per_class", "novelty")
 """Not in every prediction."""
+MOST = {"samples": 100_000, "bootstrap": 1_000_000, "batch_size": 2**20}
+"""What settings are at most that another evaluation is made with."""
 
 
 def write(folder: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
@@ -72,8 +75,7 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
     content, tensors = _read(folder)
     with reading(folder / f"{FILE}.safetensors", "run dubito evaluate again"):
         class_names = check_class_names(content["class_names"])
-        if content["metrics"]["settings"]["checkpoint"] not in ("best", "last"):
-            raise ValueError("its checkpoint is neither best nor last")
+        _check_settings(content["metrics"]["settings"], len(content["runs"]))
         runs = tuple(Run.open(os.path.normpath(folder / path)) for path in content["runs"])
         places = content["metrics"]["settings"].get("places", {})
         parts = {}
@@ -92,6 +94,18 @@ def read(folder: str | os.PathLike[str], *, images: bool = True) -> dict[str, An
             "metrics": content["metrics"],
             "seconds": content["seconds"],
         }
+
+
+def _check_settings(settings: dict[str, Any], runs: int) -> None:
+    """A ValueError if another evaluation could not be made with them."""
+    if settings["checkpoint"] not in ("best", "last"):
+        raise ValueError("its checkpoint is neither best nor last")
+    if len(settings["runs"]) != runs or not all(isinstance(facts, dict) for facts in settings["runs"]):
+        raise ValueError("it does not describe each of its runs")
+    for name, most in MOST.items():
+        value = settings.get(name, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"its {name} is {reprlib.repr(value)}, but must be an integer from 1 to {most}")
 
 
 def _describe(part: Evaluated) -> dict[str, Any]:
@@ -116,11 +130,15 @@ def _stored(
     name, temperature = str(description["name"]), float(description.get("temperature", 1.0))
     members = tuple(map(int, description["members"]))
     labels, draws = tensors.get(f"{prefix}/labels"), tensors.get(f"{prefix}/draws")
+    if labels is None and not prefix.startswith("ood/"):
+        raise ValueError(f"it has no labels of its {prefix} images")
     if labels is not None:
         check_labels(labels, len(prediction), 2**31 if prefix.startswith("ood/") else classes)
+    if min(members, default=1) < 1 or (draws is not None and sum(members) != len(draws)):
+        raise ValueError(f"the draws of its {prefix} images are not those of its members")
     if draws is not None and (draws.shape[1:] != prediction.probs.shape or not bool(draws.isfinite().all())):
         raise ValueError(f"its draws have the shape {tuple(draws.shape)}, or are not finite")
-    if description["unit"] not in ("probability", "logit") or not 0 < temperature < math.inf or not all(members):
+    if description["unit"] not in ("probability", "logit") or not 0 < temperature < math.inf:
         raise ValueError(f"its {prefix} is not described")
     if again is not None and len(again) != len(values["probs"]):
         raise RunError(
