@@ -29,7 +29,7 @@ import torch
 from campaigns.campaign import Deadline, Tally, chance, options
 from campaigns.handmade import handmade
 from campaigns.isolation import BAD, GOOD, Bounds, Ended, Guard, run_alone
-from campaigns.openings import Kind, inside, kinds, prepare
+from campaigns.openings import Kind, inside, kinds, place_parts, prepare
 
 HANDMADE = "by hand: "
 
@@ -177,6 +177,7 @@ def campaign(given: Namespace, root: Path) -> int:
         in_a_child(partial(prepare, root))
     else:
         shutil.copytree(given.folders / "made", root, dirs_exist_ok=True)
+    place_parts(root / "parts", root / "case" / "parts")
     if given.folders is not None:
         shutil.copytree(root, given.folders / "made", dirs_exist_ok=True)
     guard = Guard(secret, Path.cwd(), root / "cache")

@@ -34,7 +34,7 @@ from campaigns.mutations import (
     of_yaml,
 )
 
-__all__ = ["Kind", "command", "inside", "kinds", "pictures", "prepare"]
+__all__ = ["Kind", "command", "inside", "kinds", "pictures", "place_parts", "prepare"]
 
 SIDES = (37, 53)
 """Width and height of the pictures: numbers that are found again in a header."""
@@ -344,6 +344,13 @@ def _saved(picture: Any, options: dict[str, Any]) -> bytes:
 
 
 TRAIN = "train --model lenet5 --data digits --epochs {} --validation-samples 1"
+
+
+def place_parts(folder: Path, place: Path) -> None:
+    """The manifest of begun parts names their run by its path: let it be that of the place where they are opened."""
+    manifest = folder / "parts" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "run": os.path.realpath(place / "run")}, indent=2) + "\n")
 
 
 def prepare(root: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from dubito.foreign import digest_of, read_lines
 from dubito.models import load_weights, read_weights
 from dubito.runs.config import configure
 from dubito.runs.run import Run
-from dubito.tables import Listing, Parts
+from dubito.tables import Listing, Parts, make_predict_fn
 from dubito.threads import same_threads
 
 
@@ -51,6 +52,18 @@ def test_a_folder_in_the_place_of_a_file_is_not_replaced(tmp_path: Path) -> None
     (tmp_path / "evaluation.safetensors").mkdir()
     refused(lambda: write_atomically(tmp_path / "evaluation.safetensors", "text"), "is a folder, but must be a file")
     assert os.listdir(tmp_path) == ["evaluation.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_network_saved_in_another_precision_predicts_image_files(dtype: torch.dtype, tmp_path: Path) -> None:
+    network = dubito.models.build("lenet5", in_channels=1)
+    about: dict[str, Any] = {"class_names": [*"0123456789"], "size": 32, "mean": [0.3], "std": [0.3]}
+    dubito.save(network, tmp_path / "single", **about)
+    network.to(dtype).convolution1.double()  # and one layer is unlike the others
+    dubito.save(network, tmp_path / "other", **about)
+    images = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    found, expected = (make_predict_fn(tmp_path / name, 2, device="cpu")(images) for name in ("other", "single"))
+    assert np.allclose(found["entropy"], expected["entropy"], atol=0.01)
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def make_predict_fn(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with trusting(trust):
         network, source = open_folder(run, checkpoint)
+        network.float()  # as images are, in whatever precision it was saved
     predictor = Predictor(network.to(device), samples, method, seed, batch_size=batch_size)
     predictor.use_fitted(source, checkpoint)
     data = require_data(data_of(network), "A prediction of images")
