@@ -165,7 +165,7 @@ def read_yaml(file: Path) -> Any:
     ...     _ = (Path(folder) / "x.yaml").write_text("a: &x [1]\\nb: *x")
     ...     read_yaml(Path(folder) / "x.yaml")
     Traceback (most recent call last):
-    ValueError: it has the alias *x, but must be plain
+    ValueError: it has the alias *x, but aliases are not allowed
     """
     import yaml
 

@@ -20,7 +20,7 @@ def test_a_run_is_evaluated_and_reported(dubito, run: Path, tmp_path: Path) -> N
     assert (result.code, result.err) == (0, "")
     assert str(out) in result.out
     assert str(run / "figures") in result.out
-    assert "Telling black apart" in out.read_text(encoding="utf-8")
+    assert "Recognising black as other images" in out.read_text(encoding="utf-8")
     assert (run / "figures" / "weight-std.svg").exists()  # training has left a trace of one weight
     assert (run / "evaluation.json").exists()
 

@@ -256,7 +256,10 @@ def test_a_choice_that_picks_nothing_says_what_there_is(only, sentence):
 
 def test_a_network_without_anything_to_convert_names_what_stands_in_the_way():
     network = nn.Sequential(nn.ReLU(), nn.Sequential(nn.BatchNorm1d(4)))
-    with pytest.raises(OptionError, match=r"Sequential\) has no layer .*: 1\.0 \(BatchNorm1d\): normalisation stays"):
+    with pytest.raises(
+        OptionError,
+        match=r"Sequential\) has no layer .*: 1\.0 \(BatchNorm1d\): normalisation layers are converted only",
+    ):
         dubito.to_bayesian(network)
 
 

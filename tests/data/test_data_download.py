@@ -125,7 +125,7 @@ def test_without_network_and_files_the_sentence_tells_of_the_mirror(tmp_path: Pa
 def test_names_are_checked() -> None:
     with pytest.raises(OptionError, match="'digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100'"):
         fetch("imagenet")
-    with pytest.raises(OptionError, match="embedded"):
+    with pytest.raises(OptionError, match="comes with scikit-learn"):
         fetch("digits")
 
 

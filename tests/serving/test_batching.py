@@ -90,7 +90,7 @@ def test_a_batch_has_at_most_the_images_it_may(network) -> None:
 def test_a_full_queue_refuses_and_takes_again_when_it_has_room(network) -> None:
     batcher = occupied(network, max_queue=3)
     waiting = [batcher.submit(job(count=2)), batcher.submit(job())]
-    with pytest.raises(RefusedError, match="busy: 3 images wait") as refused:
+    with pytest.raises(RefusedError, match="busy: 3 images are waiting") as refused:
         batcher.submit(job())
     assert refused.value.status == 503
     assert refused.value.retry_after >= 1

@@ -72,7 +72,7 @@ def test_a_network_that_never_doubts_is_not_always_unusual() -> None:
 def test_one_draw_does_not_claim_that_an_image_is_familiar() -> None:
     usual = usual_of(torch.arange(50.0), torch.arange(50.0))
     assert "Neither uncertainty is unusual" in verdict(usual, 1.0, 1.0)["sentence"]
-    assert "cannot tell" in verdict(usual, 1.0, 0.0)["sentence"]
+    assert "With a single draw it is not known" in verdict(usual, 1.0, 0.0)["sentence"]
     levels = [verdict(usual, *pair)["level"] for pair in ((1.0, 1.0), (60.0, 1.0), (1.0, 60.0), (60.0, 60.0))]
     assert levels == ["sure", "ambiguous", "undecided", "both"]
     assert verdict(usual, 60.0, 60.0, unfamiliar=True)["level"] == "unfamiliar"

@@ -197,7 +197,7 @@ def test_neither_slow_nor_idle_nor_deaf_clients_shut_others_out_or_keep_the_serv
         assert served.predict(digit_images[0]).status_code == 200
         first = everything(crowd[0])
         assert first.startswith(b"HTTP/1.1 503 ")
-        assert b"others needed this connection" in first
+        assert b"closed this connection for others" in first
         for opened in deaf:  # more than the system takes for a client
             opened.sendall(b"GET /static/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
         while served.metric("dubito_requests_in_work") < 3:

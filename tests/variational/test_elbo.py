@@ -187,7 +187,7 @@ def test_head_of_the_model_is_used_when_none_is_given():
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
     own, given = ELBO(5)(model, x, y), ELBO(5, "softplus")(model, x, y)
     assert torch.equal(own.loss, given.loss)
-    with pytest.raises(HeadError, match="has no head of its own"):
+    with pytest.raises(HeadError, match="has no head"):
         ELBO(5)(make_layer("Linear"), x, y)
 
 

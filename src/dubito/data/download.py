@@ -365,7 +365,7 @@ def _check_unhashed(path: Path, file: DataFile, url: str) -> None:
             while stream.read(1 << 20):
                 pass
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{url} is not a whole gzip file ({error}); repair the mirror.") from error
+        raise DataError(f"{url} is not a complete gzip file ({error}); repair the mirror.") from error
 
 
 @contextlib.contextmanager

@@ -53,8 +53,8 @@ def require_trust(name: str) -> None:
     >>> try:
     ...     require_trust("some.package:network")
     ... except RunError as error:
-    ...     print(error)
-    its network is built by some.package:network, which would be run: give --trust (trust=True) if you trust that
+    ...     print(str(error).split(":")[0])
+    opening it runs the function some.package
     """
     if is_imported(name) and not _TRUSTS.get() and _remembered().get(name) != _place(name):
         raise RunError(
