@@ -258,7 +258,7 @@ def test_a_network_without_anything_to_convert_names_what_stands_in_the_way():
     network = nn.Sequential(nn.ReLU(), nn.Sequential(nn.BatchNorm1d(4)))
     with pytest.raises(
         OptionError,
-        match=r"Sequential\) has no layer .*: 1\.0 \(BatchNorm1d\): normalisation layers are converted only",
+        match=r"Sequential\) has no layer .*: 1\.0 \(BatchNorm1d\): normalisation layers",
     ):
         dubito.to_bayesian(network)
 

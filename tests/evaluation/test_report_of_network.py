@@ -77,7 +77,7 @@ def test_pictures_undo_the_normalisation() -> None:
 def test_what_belongs_to_the_other_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="only be given with a network"):
         dubito.report(tmp_path, batches(5))
-    with pytest.raises(OptionError, match="for a run folder"):
+    with pytest.raises(OptionError, match="only be given with a run folder"):
         dubito.report(network(5), batches(5), tmp_path / "report.html", ood=["mnist"])
     with pytest.raises(OptionError, match="needs batches"):
         dubito.report(network(5))
