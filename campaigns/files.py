@@ -186,12 +186,14 @@ def campaign(given: Namespace, root: Path) -> int:
     hand = list(by_hand(everything, str(secret)))
     shares = sum(kind.share for kind in chosen)
     worst: dict[str, dict[str, Any]] = {}
+    planned = 0
     for kind in sorted(chosen, key=lambda kind: kind.heavy):
         if kind.heavy:
             import_rest()
         warm(kind, root, guard, bounds)
         count = round(given.mutated * kind.share / shares)
         cases = [case for case in hand if case.kind is kind]
+        planned += len(cases) + count
         numbers = range(given.first, given.first + count)
         for case in (*cases, *(mutated(kind, given.seed, number, root) for number in numbers)):
             if deadline.over:
@@ -208,7 +210,7 @@ def campaign(given: Namespace, root: Path) -> int:
             most["whole"] = max(most["whole"], round(ended.whole))
         print(f"{kind.name}: {tally.cases} cases, {deadline.passed:.0f} s, at most {worst.get(kind.name)}", flush=True)
     by_hands = sum(row["cases"] for row in tally.rows() if row["kind"].startswith(HANDMADE))
-    totals = {"mutated": tally.cases - by_hands, "handmade": by_hands}
+    totals = {"mutated": tally.cases - by_hands, "handmade": by_hands, "left_out": planned - tally.cases}
     peaks = {name: max(most[name] for most in worst.values()) for name in ("seconds", "megabytes", "whole")}
     return tally.finish(given, deadline, **totals, most=peaks, most_of_kinds=worst)
 
@@ -225,7 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--megabytes", type=float, default=1000, help="memory of a case above what is there before, at most"
     )
     given = parser.parse_args(arguments)
-    given.out = given.out.resolve()
     with tempfile.TemporaryDirectory() as root:
         os.environ["DUBITO_CACHE"] = f"{root}/cache"
         return campaign(given, Path(root))

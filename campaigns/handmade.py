@@ -798,7 +798,7 @@ def _fitted(secret: str) -> Iterator[Handmade]:
             yield Handmade("run: novelty", f"{part}: {what}", tensor(part, how))
     for part in ("prediction/probs", "labels", "prediction/entropy", "examples"):
         for what, how in changes.items():
-            if part != "labels" or what not in ("NaN", "1e30"):
+            if part not in ("labels", "examples") or what not in ("NaN", "1e30"):
                 yield Handmade("run: validation", f"{part}: {what}", tensor(f"^{part}$", how))
     for part in ("test/probs", "test/draws", "test/labels", "validation/probs"):
         for what in ("zeros", "a row less", "flat", "missing"):

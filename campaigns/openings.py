@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from campaigns.handmade import notes
 from campaigns.mutations import (
     Mutate,
     by_bytes,
@@ -405,6 +406,7 @@ def _prepare_runs(root: Path) -> None:
             command(*TRAIN.format(1).split(), *more.split(), "--out", name)
     config = root / "stopped" / "stopped" / "config.yaml"
     config.write_text(config.read_text().replace("epochs: 1", "epochs: 3"))
+    notes("settings", "training", "epochs", value=3)(config.parent / "last.safetensors")  # as if it had been so
     _prepare_hugging(root / "hugging")
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -64,6 +67,29 @@ def test_a_network_saved_in_another_precision_predicts_image_files(dtype: torch.
     images = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     found, expected = (make_predict_fn(tmp_path / name, 2, device="cpu")(images) for name in ("other", "single"))
     assert np.allclose(found["entropy"], expected["entropy"], atol=0.01)
+
+
+def test_a_checkpoint_is_not_read_from_a_pipe(tmp_path: Path) -> None:
+    from dubito.training import Classifier
+
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    found: list[str] = []
+    load = partial(Classifier.load_from_checkpoint, tmp_path / "pipe.ckpt")
+    thread = Thread(target=lambda: found.append(refused(load, "it is not a file")), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found
+
+
+def test_members_are_of_the_classes_of_their_ensemble(tmp_path: Path) -> None:
+    data = replace(describe(), class_names=tuple("0123456789"))
+    member = configure(model="lenet5", data="digits", epochs=1)
+    run = Run(tmp_path / "run", replace(member, members=2), data)
+    run.create()
+    for number in range(2):
+        names = data.class_names[: 10 - number]
+        Run(run.member_path(number), member, replace(data, class_names=names)).create()
+    refused(run.load, "1 is of other classes or images than its ensemble")
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ NOVELTY = "novelty.safetensors"
 """How novelty is measured."""
 MEMBERS = "members"
 """The folder of an ensemble's members."""
+SHARED = ("class_names", "channels", "size")
+"""What the data of an ensemble and its members have in common."""
 
 
 class Run:
@@ -382,7 +384,11 @@ class Run:
         if self.is_ensemble:
             from dubito.models.ensemble import ensemble
 
-            return attach_data(ensemble(member.load(checkpoint) for member in self.members).eval(), self.data)
+            members = self.members
+            for member in members:
+                if any(getattr(member.data, name) != getattr(self.data, name) for name in SHARED):
+                    raise RunError(f"{member.path} is of other classes or images than its ensemble; restore both.")
+            return attach_data(ensemble(member.load(checkpoint) for member in members).eval(), self.data)
         tensors, _ = self.read_checkpoint(checkpoint)
         weights = {key.removeprefix(NETWORK): t for key, t in tensors.items() if key.startswith(NETWORK)}
         network = self.skeleton()

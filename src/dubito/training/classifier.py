@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from dubito.convert import hold_statistics
 from dubito.convert.structure import restructure, structure
 from dubito.data.batches import key_seed
 from dubito.errors import NonFiniteError, OptionError, RunError
-from dubito.foreign import reading, reason_of
+from dubito.foreign import open_file, reading, reason_of
 from dubito.heads.categorical import LabelOptions
 from dubito.layers import BayesLayer
 from dubito.models import build
@@ -408,7 +409,8 @@ class Classifier(pl.LightningModule):
 def _read_checkpoint(path: Any, map_location: Any) -> dict[str, Any]:
     """What a checkpoint holds: tensors and plain data alone."""
     try:
-        content = torch.load(path, map_location=map_location, weights_only=True)
+        with nullcontext(path) if hasattr(path, "read") else open_file(path) as file:
+            content = torch.load(file, map_location=map_location, weights_only=True)
     except FileNotFoundError:
         raise
     except Exception as error:  # torch raises errors of many types, among them UnpicklingError
