@@ -184,6 +184,12 @@ def test_a_number_of_threads_that_makes_no_sense_is_left_alone(threads: Any) -> 
         assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize("versions", [True, ["torch"], "2.0", 3, None])
+def test_versions_that_are_no_versions_are_left_alone(versions: Any) -> None:
+    with same_threads({"versions": versions}):
+        pass
+
+
 def test_long_settings_are_not_repeated_at_length() -> None:
     with pytest.raises(OptionError) as raised:
         configure(class_weights="1," * 100_000)

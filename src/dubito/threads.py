@@ -92,11 +92,11 @@ def same_threads(recorded: Mapping[str, Any]) -> Iterator[None]:
     ...     torch.get_num_threads()
     1
     """
-    before, threads = torch.get_num_threads(), recorded.get("threads")
+    before, threads, versions = torch.get_num_threads(), recorded.get("threads"), recorded.get("versions")
     if isinstance(threads, int) and 0 < threads <= MOST and threads != before:
         torch.set_num_threads(threads)
     try:
-        then = {**recorded, "torch": dict(recorded.get("versions") or {}).get("torch")}
+        then = {**recorded, "torch": versions.get("torch") if isinstance(versions, Mapping) else None}
         others = [
             f"{name} {then[name]} then, {now} now"
             for name, now in rounding().items()
