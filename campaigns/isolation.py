@@ -235,7 +235,8 @@ def _outcome(act: Callable[[], object]) -> tuple[str, str]:
         where = [part for part in traceback.extract_tb(error.__traceback__) if "/dubito/" in part.filename][-1:] or [
             last
         ]
-        return "foreign", f"{type(error).__name__}: {str(error)[:300]!a} at {where[0].filename}:{where[0].lineno}"
+        place = where[0].filename.rpartition("/src/")[2]
+        return "foreign", f"{type(error).__name__}: {str(error)[:300]!a} at {place}:{where[0].lineno}"
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
