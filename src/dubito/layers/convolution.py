@@ -168,7 +168,7 @@ class _BayesConv(BayesConvNd):
         else:
             x = F.pad(x, amounts, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
         convolution = Convolution(self.stride, padding, self.dilation, self.groups)
-        for name in ("winograd", "small_maps"):  # the faster one first, for shapes that suit both
+        for name in ("small_maps", "winograd"):  # which suit different shapes
             if (kernel := kernels.find(name, convolution, x, self.weight_mean)) is not None:
                 return kernel(convolution), x
         return convolution, x
