@@ -24,13 +24,6 @@ class LinearMap(Protocol):
     def __call__(self, x: Tensor, weight: Any, bias: Any = None) -> Tensor:
         """The output."""
 
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same for kernels, which do not need its gradients recorded."""
-
-    @property
-    def of_variances(self) -> LinearMap:
-        """The same map for variances: of parts that are never negative, and whose small ones count."""
-
     def is_batched(self, x: Tensor) -> bool:
         """Whether the first axis of `x` is a batch."""
 
@@ -48,15 +41,6 @@ class MatrixProduct:
     def __call__(self, x: Tensor, weight: Any, bias: Any = None) -> Tensor:
         """The output."""
         return F.linear(x, weight, bias)
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output."""
-        return self(x, weight, bias)
-
-    @property
-    def of_variances(self) -> LinearMap:
-        """Itself."""
-        return self
 
     def is_batched(self, x: Tensor) -> bool:
         """Anything but a single vector is."""
@@ -108,15 +92,6 @@ class Convolution:
         if self.transposed:
             return convolve(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output."""
-        return self(x, weight, bias)
-
-    @property
-    def of_variances(self) -> LinearMap:
-        """Itself."""
-        return self
 
     def is_batched(self, x: Tensor) -> bool:
         """Whether there is an axis before the channels."""

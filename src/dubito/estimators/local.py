@@ -52,7 +52,7 @@ def output_moments(
     """Mean and standard deviation of each output element."""
     bias_mean, bias_variance = (bias.mean, bias.variance) if isinstance(bias, Posterior) else (bias, None)
     mean = linear_map(x, weight.mean, bias_mean)
-    variance = _variance(linear_map.of_variances, x, weight.variance, bias_variance)
+    variance = _variance(linear_map, x, weight.variance, bias_variance)
     # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor, and
     # the floor has gradient 0, which is the right one.
     return mean, variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt().to(mean.dtype)

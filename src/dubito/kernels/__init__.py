@@ -11,7 +11,6 @@ a whole step on some network goes. `results/kernels.json` and `results/kernels-m
 | ``local`` | :class:`dubito.estimators.local.Local` |
 | ``gaussian_kl`` | :meth:`dubito.variational.prior.GaussianPrior.divergence` |
 | ``small_maps`` | :class:`dubito.linear_map.Convolution` |
-| ``winograd`` | the same |
 """
 
 from __future__ import annotations
@@ -21,16 +20,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from dubito.kernels import gaussian_kl, local, small_maps, winograd
+from dubito.kernels import gaussian_kl, local, small_maps
 
 __all__ = ["find", "without"]
 
-TABLE: dict[str, ModuleType] = {
-    "local": local,
-    "gaussian_kl": gaussian_kl,
-    "small_maps": small_maps,
-    "winograd": winograd,
-}
+TABLE: dict[str, ModuleType] = {"local": local, "gaussian_kl": gaussian_kl, "small_maps": small_maps}
 _off: set[str] = set()
 
 

@@ -55,9 +55,9 @@ class _Local(torch.autograd.Function):
         bias_std: Tensor | None,
         make_noise: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        output = linear_map.output(x, mean, bias_mean)
+        output = linear_map(x, mean, bias_mean)
         noise = make_noise(output)
-        deviation = linear_map.of_variances(x.square(), std.square(), None if bias_std is None else bias_std.square())
+        deviation = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
         # An all-zero patch has variance 0, and fast convolutions may round to just below it: the root needs a floor.
         tiny = torch.finfo(deviation.dtype).tiny
         deviation.clamp_min_(tiny).sqrt_()
@@ -79,8 +79,7 @@ class _Local(torch.autograd.Function):
         needs = (need_x, need_std, need_bias_std)
         of_square = of_std = of_bias_std = None
         if any(needs):  # first the variance, whose many temporary tensors are then gone
-            of_variance = linear_map.of_variances.gradients
-            of_square, of_std, of_bias_std = of_variance(gradient * scaled, x.square(), std.square(), needs)
+            of_square, of_std, of_bias_std = linear_map.gradients(gradient * scaled, x.square(), std.square(), needs)
         needs = (need_x, need_mean, need_bias_mean)
         of_x, of_mean, of_bias_mean = linear_map.gradients(gradient, x, mean, needs)
         if of_x is not None and of_square is not None:
@@ -100,7 +99,7 @@ def _differentiable(
     x, mean, bias_mean, std, bias_std = own
     assert x is not None
     assert std is not None
-    variance = linear_map.of_variances(x.square(), std.square(), None if bias_std is None else bias_std.square())
+    variance = linear_map(x.square(), std.square(), None if bias_std is None else bias_std.square())
     deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     output = torch.addcmul(linear_map(x, mean, bias_mean), deviation, scaled * deviation.detach())
     wanted = [tensor for tensor, need in zip(own, needs, strict=True) if need and tensor is not None]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito.kernels.eager import runs_eagerly
-from dubito.kernels.own_gradients import OwnGradients
 from dubito.linear_map import Convolution, Gradients
 
 __all__ = ["applies", "compute"]
@@ -40,7 +40,14 @@ def compute(convolution: Convolution) -> Convolution:
 
 
 @dataclass(frozen=True)
-class _SmallMaps(OwnGradients):
+class _SmallMaps(Convolution):
+    def __call__(self, x: Tensor, weight: Any, bias: Any = None) -> Tensor:
+        """The output."""
+        if not torch.is_grad_enabled() or not runs_eagerly(x, weight, bias):
+            return super().__call__(x, weight, bias)
+        output: Tensor = _Convolve.apply(self, x, weight, bias)
+        return output
+
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
         """Of input, weight and bias."""
         of_x, _, _ = super().gradients(gradient, x, weight, (needs[0], False, False)) if needs[0] else (None,) * 3
@@ -69,3 +76,19 @@ class _SmallMaps(OwnGradients):
             return (0, 0), slice(0, 0)
         start = first * stride + shift
         return (first, count), slice(start, start + (count - 1) * stride + 1, stride)
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, convolution: _SmallMaps, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.convolution = convolution
+        ctx.save_for_backward(x, weight)
+        return convolution(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        convolution: Convolution = ctx.convolution
+        if torch.is_grad_enabled():  # a second derivative is wanted, which torch's own gradients have
+            convolution = Convolution(*astuple(convolution))
+        return None, *convolution.gradients(gradients[0], x, weight, ctx.needs_input_grad[1:])

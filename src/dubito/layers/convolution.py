@@ -168,10 +168,8 @@ class _BayesConv(BayesConvNd):
         else:
             x = F.pad(x, amounts, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
         convolution = Convolution(self.stride, padding, self.dilation, self.groups)
-        for name in ("small_maps", "winograd"):  # which suit different shapes
-            if (kernel := kernels.find(name, convolution, x, self.weight_mean)) is not None:
-                return kernel(convolution), x
-        return convolution, x
+        kernel = kernels.find("small_maps", convolution, x, self.weight_mean)
+        return convolution if kernel is None else kernel(convolution), x
 
     def _require_size(self, x: Tensor, amounts: list[int]) -> None:
         sides = amounts[::-1]
