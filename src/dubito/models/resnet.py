@@ -214,4 +214,4 @@ LARGE: dict[str, Builder] = {
 
 for _size, _builders in ((32, SMALL), (224, LARGE)):
     for _name, _builder in _builders.items():
-        register(_name, activation="relu", norm="batch", image_size=_size)(_builder)
+        register(_name, activation="relu", norm="batch", image_size=_size, channels_last=True)(_builder)

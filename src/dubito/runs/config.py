@@ -70,7 +70,7 @@ class TrainingConfig:
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in each step, summed over all processes.")
     optimizer: str = _setting(
-        "adam", "Optimiser: adam, adamw, sgd (with momentum 0.9), or natural (natural gradients)."
+        "adam", "Optimiser: adam, adamw, sgd (with Nesterov momentum 0.9), or natural (natural gradients)."
     )
     learning_rate: float = _setting(2e-3, "Learning rate; with one-cycle, its highest value.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(

@@ -79,8 +79,9 @@ def adamw(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
 
 @register_optimizer("sgd")
 def sgd(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
-    """Stochastic gradient descent with momentum 0.9, and an L2 penalty in the gradient."""
-    return torch.optim.SGD(network.parameters(), settings.learning_rate, momentum=0.9, weight_decay=settings.l2)
+    """Stochastic gradient descent with Nesterov's momentum of 0.9, and an L2 penalty in the gradient."""
+    rate, decay = settings.learning_rate, settings.l2
+    return torch.optim.SGD(network.parameters(), rate, momentum=0.9, weight_decay=decay, nesterov=True)
 
 
 @register_optimizer("natural")
