@@ -166,12 +166,12 @@ def compare(name: str) -> None:
 
 def report(name: str) -> None:
     """A report of what is kept, but for its figures, which would take seconds a case."""
-    from dubito.evaluation import figures
+    from dubito.evaluation import style
     from dubito.evaluation.report import report as write
 
-    figures.draw = lambda paint, size: None  # type: ignore[assignment,misc]
-    figures.to_svg = lambda figure, name: '<svg viewBox="0 0 1 1"></svg>'  # type: ignore[assignment]
-    figures.to_png = lambda figure: b""  # type: ignore[assignment]
+    style.draw = lambda paint, size: None  # type: ignore[assignment,misc]
+    style.to_svg = lambda figure, name: '<svg viewBox="0 0 1 1"></svg>'  # type: ignore[assignment]
+    style.to_png = lambda figure: b""  # type: ignore[assignment]
     write("run", out="report.html", figures="figures")
 
 

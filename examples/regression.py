@@ -19,7 +19,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
-from dubito.evaluation.figures import COLORS, STYLE
+from dubito.evaluation.style import COLORS, STYLE
 from dubito.heads import Head
 from dubito.heads.split import Regression, RunningMoments
 

@@ -19,7 +19,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
-from dubito.evaluation.figures import STYLE
+from dubito.evaluation.style import STYLE
 
 CLASSES = ("ground", "level", "upright")
 SIZE, RIM, PERIOD = 32, 2, 4

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from dubito.evaluation.figures import COLORS, STYLE
+from dubito.evaluation.style import COLORS, STYLE
 
 LOOKS = tuple(zip((COLORS["aleatoric"], COLORS["epistemic"], COLORS["right"], COLORS["muted"]), "os^D", strict=True))
 """The colour and the marker of one system after the other."""

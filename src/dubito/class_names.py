@@ -8,8 +8,6 @@ from dubito.errors import DataError
 from dubito.harmless import is_control
 from dubito.limits import file_limits, variable
 
-__all__ = ["check_class_count", "check_class_names"]
-
 LONGEST = 1000
 
 

@@ -23,8 +23,6 @@ try:
 except ImportError:  # pragma: no cover  (a system without these locks)
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["is_unfinished", "new_folder", "refuse_existing", "try_lock", "write_atomically"]
-
 SUFFIX = ".part"
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
 

@@ -23,19 +23,6 @@ from dubito.limits import file_limits, variable
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "digest_of",
-    "open_file",
-    "parse_json",
-    "read_json",
-    "read_lines",
-    "read_tensors",
-    "read_text",
-    "read_yaml",
-    "reading",
-    "reason_of",
-]
-
 FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
 """What code raises on content that is not what it expects; a RecursionError is a RuntimeError too."""
 LONGEST = 300

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from unicodedata import bidirectional, category
 
-__all__ = ["is_control", "printable", "say", "to_csv"]
-
 _CONTROL = {"Cc", "Cs", "Zl", "Zp"}
 """Control characters, halves of characters (which stand for bytes that are no UTF-8), line and paragraph breaks."""
 _TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 
 from dubito.errors import OptionError
 
-__all__ = ["FileLimits", "file_limits"]
-
 
 @dataclass(frozen=True)
 class FileLimits:

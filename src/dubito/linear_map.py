@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Convolution", "Gradients", "LinearMap", "MatrixProduct"]
-
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 

@@ -10,8 +10,6 @@ import ctypes
 import sys
 from contextlib import suppress
 
-__all__ = ["give_back_memory", "keep_freed_memory", "use_one_heap"]
-
 TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
 """Options of glibc's `mallopt`: what the heap may have free at its end, how many blocks may lie outside of it, and how
 many heaps threads may have."""

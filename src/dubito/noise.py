@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["standard_normal"]
-
 
 def standard_normal(
     size: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None = None

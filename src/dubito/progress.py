@@ -11,8 +11,6 @@ from dubito.harmless import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Advance", "progress_bar", "track"]
-
 Item = TypeVar("Item")
 
 

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["at_least_single", "inverse_softplus", "log_softplus", "softplus"]
-
 
 def at_least_single(x: Tensor) -> Tensor:
     """`x` itself, or in float32 if it has half precision: sums and exponentials overflow there."""

@@ -19,15 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dubito.errors import DubitoWarning
 
-__all__ = [
-    "FEWEST_MULTIPLICATIONS",
-    "multiplications",
-    "rounding",
-    "same_threads",
-    "suitable_threads",
-    "suiting_threads",
-]
-
 FEWEST_MULTIPLICATIONS = 200_000_000
 """Work worth sharing: LeNet-5 needs 27 million for a batch of 64 gray images, AlexNet more than a billion."""
 

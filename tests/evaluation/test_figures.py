@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from reported_runs import learning, trace
 
-from dubito.evaluation import figures, metrics
+from dubito.evaluation import figures, metrics, style
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def predictions() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def axes(painter):
-    return figures.draw(painter).axes[0]
+    return style.draw(painter).axes[0]
 
 
 def lines(ax) -> dict[str, np.ndarray]:
@@ -31,9 +31,9 @@ def lines(ax) -> dict[str, np.ndarray]:
 def test_no_figure_touches_pyplot_or_its_global_state():
     # Asking for the backend would import pyplot.
     code = (
-        "import sys, matplotlib; from dubito.evaluation import figures; "
+        "import sys, matplotlib; from dubito.evaluation import figures, style; "
         "state = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}; before = state(); "
-        "f = figures.draw(lambda ax: figures.risk_coverage(ax, [0, 1], {'entropy': [1, 2]})); figures.to_png(f); "
+        "f = style.draw(lambda ax: figures.risk_coverage(ax, [0, 1], {'entropy': [1, 2]})); style.to_png(f); "
         "assert state() == before; print('matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -179,17 +179,17 @@ def test_std_over_epochs_has_a_line_for_each_layer():
 
 
 def test_svg_is_text_and_the_same_every_time():
-    figure = figures.draw(lambda ax: figures.learning_curves(ax, learning(3)))
-    svg = figures.to_svg(figure, "learning")
-    again = figures.to_svg(figures.draw(lambda ax: figures.learning_curves(ax, learning(3))), "learning")
+    figure = style.draw(lambda ax: figures.learning_curves(ax, learning(3)))
+    svg = style.to_svg(figure, "learning")
+    again = style.to_svg(style.draw(lambda ax: figures.learning_curves(ax, learning(3))), "learning")
     assert svg == again
     assert ">epoch</text>" in svg
 
 
 def test_inline_svg_follows_the_theme_and_keeps_its_ids_apart():
-    figure = figures.draw(lambda ax: figures.reliability_diagram(ax, [[0.6, 0.4]], [0]))
-    svg = figures.inline_svg(figures.to_svg(figure, "name"), "name", 'a "title" <here>')
-    assert not any(color in svg for color in figures.COLORS.values())
+    figure = style.draw(lambda ax: figures.reliability_diagram(ax, [[0.6, 0.4]], [0]))
+    svg = style.inline_svg(style.to_svg(figure, "name"), "name", 'a "title" <here>')
+    assert not any(color in svg for color in style.COLORS.values())
     assert "var(--aleatoric)" in svg
     assert 'aria-label="a &quot;title&quot; &lt;here&gt;"' in svg
     ids = [part.split('"')[0] for part in svg.split(' id="')[1:]]
@@ -204,9 +204,9 @@ def test_png_has_300_dots_per_inch():
 
     from PIL import Image
 
-    png = Image.open(io.BytesIO(figures.to_png(figures.draw(lambda ax: ax.plot([1, 2]), (2.0, 1.0)))))
+    png = Image.open(io.BytesIO(style.to_png(style.draw(lambda ax: ax.plot([1, 2]), (2.0, 1.0)))))
     assert png.size == (600, 300)
 
 
 def test_light_and_dark_colours_mean_the_same():
-    assert figures.COLORS.keys() == figures.DARK.keys()
+    assert style.COLORS.keys() == style.DARK.keys()

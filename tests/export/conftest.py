@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dubito
 from dubito import cli
 from dubito.heads import KendallGalHead
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

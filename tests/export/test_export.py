@@ -21,7 +21,8 @@ from dubito.exporting import OUTPUTS, Description, OnnxModel, What, export_bytes
 from dubito.exporting.formats import _require_same
 from dubito.exporting.graph import METHODS, Fitted, make_graph
 from dubito.prediction import Prediction
-from dubito.runs.run import DataDescription, Run
+from dubito.runs.description import DataDescription
+from dubito.runs.run import Run
 
 COUNTS = (1, 2, 33)
 FIELDS = tuple(OUTPUTS.values())

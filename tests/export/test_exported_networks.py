@@ -11,7 +11,9 @@ from PIL import Image
 
 import dubito
 from dubito import cli
-from dubito.runs.run import NETWORK, DataDescription, Run, TrainingConfig
+from dubito.runs.config import TrainingConfig
+from dubito.runs.description import DataDescription
+from dubito.runs.run import NETWORK, Run
 
 SAMPLES = 2
 

@@ -15,7 +15,7 @@ from dubito.data import normalize
 from dubito.errors import DataError, OptionError
 from dubito.exporting import OnnxModel, export_bytes
 from dubito.exporting.description import Description, What
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 from dubito.runs.validation import Calibration
 
 

@@ -6,8 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["forget_peak", "peak"]
-
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

@@ -22,8 +22,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
-__all__ = ["Group", "Profile", "grouped", "profile"]
-
 EXECUTIONS = 10
 """How often an action is executed with the profiler, and as often without."""
 

@@ -13,8 +13,6 @@ from dubito.benchmark.systems import Frequentist
 from dubito.benchmark.work import Measure, Task, Work
 from dubito.benchmark.workers import Worker, WorkerError
 
-__all__ = ["Comparison", "Ratio", "compare", "ratios"]
-
 ENOUGH = 0.04
 """Seconds that one turn should take at least: shorter work is repeated."""
 LEAST = 3

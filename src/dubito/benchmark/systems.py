@@ -20,22 +20,6 @@ from dubito.prediction import Predictor, predict
 from dubito.variational.elbo import ELBO
 from dubito.variational.natural_gradient import NaturalGradient
 
-__all__ = [
-    "NUM_DATA",
-    "OURS",
-    "PREDICTION",
-    "TRAINING",
-    "FlipoutTraining",
-    "Frequentist",
-    "LocalTraining",
-    "MomentPrediction",
-    "NaturalTraining",
-    "OneCallPrediction",
-    "System",
-    "WeightPrediction",
-    "WeightTraining",
-]
-
 NUM_DATA = 50_000
 """Training examples that KL is divided by."""
 

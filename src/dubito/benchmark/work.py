@@ -13,8 +13,6 @@ from dubito.benchmark.systems import MomentPrediction
 from dubito.heads import attach_head
 from dubito.models import build
 
-__all__ = ["Measure", "PlainNetwork", "Task", "Work", "measures_of"]
-
 CHANNELS, CLASSES = 3, 10
 
 

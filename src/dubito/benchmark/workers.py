@@ -23,8 +23,6 @@ from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
 from dubito.memory import keep_freed_memory
 
-__all__ = ["Worker", "WorkerError", "open_workers"]
-
 PATIENCE = 900.0
 """Seconds after which an answer is no longer waited for."""
 TIMES = 3

@@ -18,8 +18,6 @@ from dubito.progress import progress_bar
 if TYPE_CHECKING:
     from dubito.benchmark import Comparison, Ratio
 
-__all__ = ["EXAMPLES", "bench"]
-
 EXAMPLES = examples(
     "dubito bench",
     "dubito bench --model lenet5,alexnet --repeats 15 --out bench.json",

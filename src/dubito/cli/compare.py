@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
     from dubito.evaluation.comparison import Compared, Comparison
 
-__all__ = ["EXAMPLES", "compare"]
-
 EXAMPLES = examples(
     "dubito compare runs/bayesian runs/frequentist runs/dropout",
     "dubito compare runs/a runs/b --out comparison.json --figure comparison.png",

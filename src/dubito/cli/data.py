@@ -14,8 +14,6 @@ from dubito.harmless import say
 if TYPE_CHECKING:
     from dubito.data import Status
 
-__all__ = ["EXAMPLES", "app"]
-
 EXAMPLES = examples("dubito data list", "dubito data get mnist cifar10")
 _PLACES = (
     "Data sets are searched in DUBITO_MIRROR (a folder or URL), then in the cache (DUBITO_CACHE, "

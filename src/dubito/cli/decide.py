@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dubito.decisions import Measured, Rule
     from dubito.runs.validation import Validation
 
-__all__ = ["EXAMPLES", "decide", "usual_false_alarm"]
-
 EXAMPLES = examples(
     "dubito decide runs/mnist --max-error 0.01 --confidence 0.95",
     "dubito decide runs/mnist --review 0.1",

@@ -9,8 +9,6 @@ import typer
 if TYPE_CHECKING:
     from dubito.engines import Engine
 
-__all__ = ["Address", "EngineName", "GpusPerWorker", "Workers", "choose_engine"]
-
 EngineName = Annotated[
     str,
     typer.Option("--engine", metavar="NAME", help="Where the work runs: local (this process) or ray (a cluster)."),

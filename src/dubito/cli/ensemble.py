@@ -13,8 +13,6 @@ from dubito.cli.terminal import examples
 from dubito.harmless import say
 from dubito.zoo import find_all
 
-__all__ = ["EXAMPLES", "ensemble"]
-
 EXAMPLES = examples(
     "dubito ensemble runs/a runs/b runs/c --out runs/three",
     "dubito evaluate runs/three",

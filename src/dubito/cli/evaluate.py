@@ -23,8 +23,6 @@ from dubito.zoo import find_all, place_for
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
 
-__all__ = ["EXAMPLES", "evaluate"]
-
 EXAMPLES = examples(
     "dubito evaluate runs/first --ood mnist --out metrics.json",
     "dubito evaluate runs/mnist --ood fashion-mnist --noise 0,0.1,0.2,0.3",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from dubito.runs.run import Run
 
-__all__ = ["EXAMPLES", "export"]
-
 EXAMPLES = examples(
     "dubito export runs/mnist --out mnist.onnx",
     "dubito export runs/mnist --samples 30 --out mnist.onnx",

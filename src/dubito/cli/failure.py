@@ -14,8 +14,6 @@ import typer
 from dubito.errors import DubitoError, DubitoWarning
 from dubito.harmless import say
 
-__all__ = ["INTERRUPTED", "USAGE", "Debug", "Trust", "UsageError", "guarded", "is_main_process", "sentence"]
-
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes: an error, a wrong command line, Ctrl-C."""
 

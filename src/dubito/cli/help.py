@@ -6,8 +6,6 @@ from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-__all__ = ["Command", "Group"]
-
 
 class Command(TyperCommand):
     """A command with plain help."""

@@ -15,8 +15,6 @@ from dubito.harmless import say
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["EXAMPLES", "models"]
-
 EXAMPLES = examples("dubito models", "dubito models --model alexnet --classes 100 --channels 3")
 
 

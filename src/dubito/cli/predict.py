@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from dubito.runs.validation import Calibration
     from dubito.tables import ChunkPredictor, Columns, Listing
 
-__all__ = ["EXAMPLES", "METHODS", "SORTABLE", "Seed", "calibration_of", "predict", "saved_temperature_of"]
-
 EXAMPLES = examples(
     "dubito predict runs/first photos/ --out predictions.csv",
     "dubito predict runs/first 'photos/**/*.png' --sort epistemic --top 20",
@@ -317,11 +315,13 @@ def _order(sort: str | None, calibration: Calibration | None, run: Path) -> tupl
 
 
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
+    """An error if an option has a value that is none of the valid ones."""
     if value not in valid:
         raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
 
 
 def choose_device(name: str) -> torch.device:
+    """The device of that name; an error if this machine does not have it."""
     import torch
 
     if name == "auto":

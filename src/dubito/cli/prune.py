@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from dubito.evaluation.harm import Harm
     from dubito.runs.run import Run
 
-__all__ = ["EXAMPLES", "prune"]
-
 EXAMPLES = examples(
     "dubito prune runs/mnist --curve",
     "dubito prune runs/mnist --sparsity 0.9 --out runs/mnist-pruned",
@@ -232,7 +230,7 @@ def _write(run: Run, network: Network, folder: Path, checkpoint: str, facts: dic
 
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
-    from dubito.evaluation.figures import draw, to_png
+    from dubito.evaluation.style import draw, to_png
     from dubito.files import write_atomically
 
     def paint(ax: Any) -> None:

@@ -13,8 +13,6 @@ from dubito.cli.terminal import examples
 from dubito.harmless import say
 from dubito.zoo import find, place_for
 
-__all__ = ["EXAMPLES", "report"]
-
 EXAMPLES = examples(
     "dubito report runs/first",
     "dubito report runs/mnist --ood fashion-mnist --out mnist.html",

@@ -22,8 +22,6 @@ from dubito.paper.cells import BUDGETS, Cell, Experiment, chosen, estimated_seco
 if TYPE_CHECKING:
     from dubito.engines import Engine
 
-__all__ = ["EXAMPLES", "reproduce"]
-
 EXAMPLES = examples(
     "dubito reproduce all --budget smoke",
     "dubito reproduce table1 --budget cpu --only model=lenet5,data=mnist",

@@ -12,8 +12,6 @@ from typing import Any
 from dubito.errors import DubitoError, OptionError, missing
 from dubito.harmless import say, to_csv
 
-__all__ = ["STDOUT", "Table", "json_writer", "require_matplotlib", "require_writable", "writer"]
-
 STDOUT = Path("-")
 """The output that is printed instead of written to a file."""
 

@@ -13,8 +13,6 @@ from dubito.cli.terminal import examples
 from dubito.errors import OptionError
 from dubito.zoo import find
 
-__all__ = ["EXAMPLES", "serve"]
-
 EXAMPLES = examples(
     "dubito serve runs/first",
     "dubito serve zoo:lenet5-mnist",

@@ -12,8 +12,6 @@ from rich.text import Text
 
 from dubito.harmless import printable, say
 
-__all__ = ["Column", "examples", "print_table", "size", "terminal_width"]
-
 
 @dataclass(frozen=True)
 class Column:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dubito.engines import RayEngine
     from dubito.training import ImageData, Run
 
-__all__ = ["EXAMPLES", "train"]
-
 EXAMPLES = examples(
     "dubito train --data digits --epochs 5 --out runs/first",
     "dubito train --data cifar10 --model alexnet --preset paper --seed 1",

@@ -15,8 +15,6 @@ from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.zoo import SCHEME, card, figures, find, names
 
-__all__ = ["EXAMPLES", "zoo"]
-
 EXAMPLES = examples(
     "dubito zoo",
     "dubito zoo lenet5-mnist",

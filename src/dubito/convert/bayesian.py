@@ -23,8 +23,6 @@ from dubito.variational.families import family
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import PAPER_STD, Posterior, posteriors
 
-__all__ = ["begin_passes", "give_posteriors", "has_passes", "to_bayesian"]
-
 
 def to_bayesian(
     module: nn.Module,

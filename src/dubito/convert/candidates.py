@@ -15,8 +15,6 @@ from dubito.estimators import DrawingModule
 from dubito.layers import TWINS
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Choice", "choose_parameters", "obstacle", "own_parameters", "places"]
-
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 """Picks layers: by a pattern of names, by a type, or by a function of name and layer."""
 

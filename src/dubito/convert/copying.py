@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["deep_copy", "held_elsewhere", "substitute", "take_place"]
-
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))

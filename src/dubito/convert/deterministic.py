@@ -12,8 +12,6 @@ from dubito.layers import BayesLayer, DrawnParameter
 from dubito.variational.draws import close_pass, open_pass
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["Slot", "fill", "plain_network", "to_deterministic"]
-
 
 class Slot(NamedTuple):
     """A place in a plain network that takes the weights of a posterior."""

@@ -10,8 +10,6 @@ from torch import nn
 from dubito.convert.candidates import places
 from dubito.errors import OptionError
 
-__all__ = ["freeze_parameters", "hold_statistics", "patterns_of"]
-
 
 def patterns_of(text: str) -> list[str]:
     """The patterns in a text, which commas separate.

@@ -11,8 +11,6 @@ from dubito.convert.candidates import obstacle, own_parameters
 from dubito.errors import OptionError
 from dubito.layers import BayesLayer
 
-__all__ = ["last_layer"]
-
 
 def last_layer(network: nn.Module, example: Tensor) -> tuple[str, Any]:
     """The name of the last layer of weights that the network calls for an example, and what the network returns.

@@ -10,8 +10,6 @@ from torch import nn
 from dubito.errors import ShapeError
 from dubito.heads import Head, attach_head, resolve_head
 
-__all__ = ["Logits"]
-
 
 class Logits(nn.Module):
     """A network whose output is the tensor of logits among what `model` returns.

@@ -24,8 +24,6 @@ from dubito.limits import file_limits, variable
 from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["pack", "prune", "signal_to_noise", "sparsity", "unpack", "weights_left"]
-
 KEPT = ".kept"
 """What the name of a packed weight's bits ends with."""
 

@@ -10,8 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.estimators import estimator
 
-__all__ = ["estimate_statistics"]
-
 
 @torch.no_grad()
 def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], *, draws: bool = True) -> nn.Module:

@@ -26,8 +26,6 @@ from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors
 from dubito.variational.prior import Prior
 
-__all__ = ["head_from", "head_to_dict", "restructure", "structure"]
-
 PRIORS: dict[str, type[Prior]] = {
     kind.__name__: kind
     for kind in (

@@ -12,8 +12,6 @@ from dubito.layers import BayesLayer, DrawnParameter
 from dubito.variational.posterior import Posterior
 from dubito.variational.prior import Prior
 
-__all__ = ["Row", "Summary", "summary"]
-
 WIDTH = 80
 
 

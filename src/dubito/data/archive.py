@@ -24,8 +24,6 @@ from dubito.errors import DataError
 from dubito.foreign import open_file
 from dubito.limits import file_limits, variable
 
-__all__ = ["ArrayHeader", "Arrays", "read_bytes", "require_unpacked"]
-
 _HEADER = 2**14
 """Bytes of an .npy file that hold its header; numpy's own take 128."""
 _PART = 2**20

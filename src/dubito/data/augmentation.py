@@ -12,8 +12,6 @@ from torch import Tensor
 from dubito.data.fitting import Window
 from dubito.errors import OptionError
 
-__all__ = ["Augmentation", "PhotoAugmentation", "augment", "crop_and_flip"]
-
 
 @dataclass(frozen=True)
 class Augmentation:

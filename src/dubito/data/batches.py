@@ -20,8 +20,6 @@ from dubito.data.normalization import channel_constants, per_channel, standardiz
 from dubito.data.reading import Images, read_ahead
 from dubito.errors import DataError, DubitoWarning, OptionError, ShapeError
 
-__all__ = ["Batches", "key_seed"]
-
 AHEAD = 2
 """Batches that are read from disk before they are wanted."""
 

@@ -26,8 +26,6 @@ from dubito.data.registry import DatasetInfo, Split
 from dubito.data.splits import split_validation
 from dubito.errors import DataError, OptionError, missing, unknown
 
-__all__ = ["DataSource", "Dataset", "load", "open_dataset", "statistics"]
-
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 LARGEST_SIZE = 4096

@@ -27,8 +27,6 @@ from dubito.data.registry import DataFile, DatasetInfo, Split, dataset_info
 from dubito.errors import DataError, OptionError
 from dubito.progress import Advance, progress_bar
 
-__all__ = ["CACHE_VARIABLE", "MIRROR_VARIABLE", "Status", "cache_folder", "fetch", "status"]
-
 CACHE_VARIABLE = "DUBITO_CACHE"
 MIRROR_VARIABLE = "DUBITO_MIRROR"
 

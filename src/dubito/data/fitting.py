@@ -14,8 +14,6 @@ from dubito.errors import OptionError, unknown
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = ["FITS", "Box", "Fit", "Window", "box", "check_fit", "fitted", "least_scale"]
-
 Fit = Literal["crop", "pad", "stretch"]
 """How a picture becomes a square: cut its middle out, add black beside it, or ignore its proportions."""
 FITS: tuple[Fit, ...] = ("crop", "pad", "stretch")

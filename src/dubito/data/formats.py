@@ -22,8 +22,6 @@ from dubito.data.registry import DatasetInfo, Split
 from dubito.errors import DataError
 from dubito.foreign import open_file, read_text
 
-__all__ = ["Bytes", "read_cifar", "read_class_names", "read_idx_images", "read_idx_labels", "read_official"]
-
 Bytes = npt.NDArray[np.uint8]
 
 _IMAGES_MAGIC = 0x00000803

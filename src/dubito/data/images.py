@@ -25,18 +25,6 @@ from dubito.memory import give_back_memory
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-__all__ = [
-    "FORMATS",
-    "IMAGE_SUFFIXES",
-    "SERVED_FORMATS",
-    "FileFacts",
-    "inspect_image",
-    "is_image_file",
-    "read_image",
-    "read_pixels",
-    "resize_all",
-]
-
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm"}
 )

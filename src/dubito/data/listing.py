@@ -19,8 +19,6 @@ from dubito.data.splits import split_validation
 from dubito.errors import DataError
 from dubito.foreign import read_lines, reason_of
 
-__all__ = ["TEST_FRACTION", "ClassFolders", "Listing", "PathTable", "PlainFolder", "folder_splits"]
-
 TEST_FRACTION = 0.2
 """The share of images that become the test split of data that has none of its own."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["add_pixel_noise"]
-
 
 def add_pixel_noise(images: Tensor, gamma: float, generator: torch.Generator) -> Tensor:
     """Images in [0, 1] plus `gamma` times standard normal noise, drawn for each pixel on the CPU; nothing is clipped.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dubito.errors import OptionError
 
-__all__ = ["channel_constants", "normalize", "per_channel", "standardize"]
-
 
 def normalize(
     images: Tensor,

@@ -27,8 +27,6 @@ from dubito.errors import DataError, DubitoWarning
 from dubito.harmless import printable
 from dubito.progress import progress_bar
 
-__all__ = ["SMALL_SIZE", "ListedFiles", "NumpyArchive", "natural_size"]
-
 LARGEST_NATURAL_SIZE, STEP = 224, 32
 SMALL_SIZE = 64
 """Images of up to this many pixels a side are small: they are kept in memory, if all together are no more than ..."""

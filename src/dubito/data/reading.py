@@ -21,8 +21,6 @@ from dubito.data.fitting import Fit, Window
 from dubito.data.images import read_pixels
 from dubito.errors import DataError
 
-__all__ = ["WORKERS", "ImageFiles", "Images", "images_at_once", "in_memory", "read_ahead", "shrunk", "with_channels"]
-
 WORKERS = 2
 """Threads that read images, unless another number is asked for."""
 

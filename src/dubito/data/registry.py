@@ -15,8 +15,6 @@ from typing import Literal
 from dubito.data.fitting import Fit
 from dubito.errors import OptionError, unknown
 
-__all__ = ["DATASETS", "IMAGE_SIZE", "Archive", "DataFile", "DatasetInfo", "Format", "Split", "dataset_info"]
-
 Split = Literal["train", "validation", "test"]
 Format = Literal["embedded", "idx", "cifar10", "cifar100"]
 

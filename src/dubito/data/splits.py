@@ -7,8 +7,6 @@ from torch import Tensor
 
 from dubito.errors import DataError, OptionError
 
-__all__ = ["split_validation"]
-
 
 def split_validation(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Sorted indices of a training and a validation part, stratified by class.

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["binomial_cdf", "upper_bound", "wilson_bound"]
-
 Floats = NDArray[np.float64]
 STEPS = 100_000
 """Of the continued fraction, which needs about the square root of the number of images."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from dubito.heads.split import Prediction
 
-__all__ = ["AMBIGUOUS", "UNDECIDED", "Causes"]
-
 AMBIGUOUS = "ambiguous"
 UNDECIDED = "undecided: the draws disagree"
 POINTS = 64

@@ -20,8 +20,6 @@ from dubito.decisions.words import percent, promise
 from dubito.errors import OptionError, ShapeError, TargetError
 from dubito.heads.split import Prediction
 
-__all__ = ["fit"]
-
 Mask = NDArray[np.bool_]
 PLANNING = 1 / 3
 """The share of the images that plan; the others prove."""

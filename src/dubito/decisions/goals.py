@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from dubito.decisions.binomial import upper_bound
 from dubito.decisions.thresholds import Part, Promise, foreseen_coverage, keep_error, rank_for_coverage
 
-__all__ = ["Cost", "Goal", "Images", "MaxError", "MinCoverage", "Review"]
-
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

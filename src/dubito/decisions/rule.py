@@ -22,8 +22,6 @@ from dubito.files import write_atomically
 from dubito.foreign import FAULTS, parse_json, read_text, reason_of
 from dubito.heads.split import Prediction
 
-__all__ = ["ACCEPT", "DECISIONS", "FILE", "REVIEW", "UNFAMILIAR", "Measured", "Rule"]
-
 ACCEPT = "accept"
 """Take the prediction as it is."""
 REVIEW = "review"

@@ -17,8 +17,6 @@ from torch import Tensor
 from dubito.errors import NonFiniteError, OptionError, ShapeError, unknown
 from dubito.heads.split import Prediction, decompose
 
-__all__ = ["SCORES", "Predicted", "as_prediction", "has", "score", "scores"]
-
 Predicted: TypeAlias = Any
 """A :class:`dubito.Prediction`, or probabilities (N, C): a tensor, an array or nested lists."""
 

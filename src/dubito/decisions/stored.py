@@ -11,8 +11,6 @@ from dubito.errors import DubitoWarning
 if TYPE_CHECKING:
     from dubito.runs.run import Run
 
-__all__ = ["METHOD", "find_rule"]
-
 METHOD = "weights"
 """How the validation images are predicted; other methods have other uncertainties, so the rule is not for them."""
 

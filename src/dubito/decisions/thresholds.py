@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from dubito.decisions.binomial import binomial_cdf, upper_bound, wilson_bound
 
-__all__ = ["Part", "Promise", "candidates", "foreseen_coverage", "keep_error", "rank_for_coverage"]
-
 Floats = NDArray[np.float64]
 RATIO = 0.9
 """From one threshold to the next the planned share of reviewed images shrinks by this factor."""

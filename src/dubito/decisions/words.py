@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["percent", "promise"]
-
 
 def percent(share: float) -> str:
     """A share in percent, with two digits, and more near 100 %.

@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, TypeVar
 
-__all__ = ["Engine", "Item", "Make", "Result"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Make = Callable[[], Callable[[Item], Result]]

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from dubito.engines.base import Engine, Item, Make, Result
 
-__all__ = ["LocalEngine"]
-
 
 class LocalEngine(Engine):
     """Works in this process, in the order of the items.

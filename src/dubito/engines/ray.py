@@ -19,8 +19,6 @@ from typing import Any
 from dubito.engines.base import Engine, Item, Make, Result
 from dubito.errors import DubitoError, OptionError, missing
 
-__all__ = ["Place", "RayEngine", "WorkerDiedError", "require_ray"]
-
 OBJECT_STORE = 128 << 20
 """Bytes of shared memory that a Ray on this machine gets: items and results are small."""
 REACHED = 10

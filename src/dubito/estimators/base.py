@@ -19,8 +19,6 @@ from dubito.linear_map import LinearMap
 from dubito.variational.draws import drawn
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Estimator"]
-
 
 class Estimator(ABC):
     """Turns posteriors and an input into an output.

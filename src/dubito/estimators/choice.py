@@ -16,8 +16,6 @@ from dubito.estimators.local import Local
 from dubito.estimators.mean import Mean
 from dubito.estimators.weight import Weight
 
-__all__ = ["ESTIMATORS", "estimator", "make_estimator"]
-
 ESTIMATORS: dict[str, type[Estimator]] = {kind.name: kind for kind in (Local, Weight, Flipout, Mean)}
 
 

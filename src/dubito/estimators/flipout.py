@@ -12,8 +12,6 @@ from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Flipout"]
-
 
 @dataclass(frozen=True)
 class Flipout(Estimator):

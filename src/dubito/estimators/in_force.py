@@ -10,8 +10,6 @@ from torch import nn
 from dubito.estimators.base import Estimator
 from dubito.estimators.mean import Mean
 
-__all__ = ["DrawingModule", "drawing_modules", "forced"]
-
 _EVALUATION = Mean()
 
 

@@ -20,8 +20,6 @@ from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Local", "output_moments"]
-
 
 @dataclass(frozen=True)
 class Local(Estimator):

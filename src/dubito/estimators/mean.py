@@ -11,8 +11,6 @@ from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Mean"]
-
 
 @dataclass(frozen=True)
 class Mean(Estimator):

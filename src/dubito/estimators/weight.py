@@ -17,8 +17,6 @@ from dubito.linear_map import LinearMap
 from dubito.variational.draws import drawn_groups
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Weight"]
-
 
 @dataclass(frozen=True)
 class Weight(Estimator):

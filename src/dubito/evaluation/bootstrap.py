@@ -15,8 +15,6 @@ from torch import Tensor
 
 from dubito.errors import OptionError, ShapeError
 
-__all__ = ["Sampled", "interval", "replicate", "resamples"]
-
 CELLS = 1_250_000
 """Weights in memory at once, 5 MB: those of 125 resamples of 10,000 images."""
 

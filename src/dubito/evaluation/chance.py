@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["about_chance"]
-
 
 def about_chance(errors: Mapping[str, Mapping[str, Any]]) -> str:
     """Names each uncertainty whose interval of AUROC does not lie above one half; empty if there is none.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COMPARED", "Compared", "Comparison", "compare", "draw_metric", "figure"]
-
 RANKED_BY = "entropy"
 """The uncertainty by which mistakes are looked for: every network has it, Bayesian or not."""
 COMPARED: dict[str, tuple[str, bool | None]] = {

@@ -11,8 +11,6 @@ from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import risk_coverage, uncertainties
 from dubito.prediction import Prediction
 
-__all__ = ["Decided", "decided", "doubt_of", "finds_mistakes"]
-
 
 @dataclass(frozen=True)
 class Decided:

@@ -16,8 +16,6 @@ from dubito.progress import progress_bar
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
 
-__all__ = ["decide", "measure_on_test"]
-
 
 def decide(run: Run, validation: Validation, **goal: Any) -> Rule:
     """The rule for a run, fitted to its validation images and kept in its folder; see :func:`dubito.decisions.fit`."""

@@ -12,8 +12,6 @@ from dubito.data import Images
 from dubito.evaluation.evaluated import Evaluated
 from dubito.prediction import Prediction, Predictor, decompose, pool
 
-__all__ = ["Drawn", "Piece", "draw", "draw_piece", "joined", "put_together"]
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:

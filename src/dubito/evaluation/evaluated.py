@@ -16,8 +16,6 @@ from dubito.harmless import printable
 from dubito.prediction import Prediction, decompose, pool
 from dubito.prediction.calibrated import calibrate
 
-__all__ = ["Evaluated"]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:

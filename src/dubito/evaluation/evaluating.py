@@ -37,8 +37,6 @@ from dubito.progress import progress_bar
 from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
 
-__all__ = ["evaluate", "inputs_and_labels"]
-
 PIECE = 1024
 """Images of a piece of the work: enough to be worth sending, few enough to share out."""
 Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]

@@ -16,8 +16,6 @@ from dubito.evaluation.storage import read, write
 from dubito.runs.run import Run
 from dubito.zoo import is_here
 
-__all__ = ["Evaluation", "kept_settings"]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:

@@ -9,8 +9,6 @@ from dubito.prediction import Predictor
 from dubito.prediction.novelty import FEWEST, FILE, HELD_OUT_IMAGES, TRAINING_IMAGES, Novelty
 from dubito.runs.run import Run
 
-__all__ = ["fit_novelty", "run_novelty"]
-
 
 def run_novelty(run: Run) -> Novelty | None:
     """The novelty that was fitted for a run's best weights, if any."""

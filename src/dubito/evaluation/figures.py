@@ -2,6 +2,7 @@
 
 They share the look and the files of :mod:`dubito.evaluation.style`.
 
+>>> from dubito.evaluation.style import draw
 >>> figure = draw(lambda ax: risk_coverage(ax, [False, True, False], {"entropy": [0.1, 0.9, 0.2]}))
 >>> figure.axes[0].get_xlabel()
 'share of images kept'
@@ -26,32 +27,7 @@ from torch import Tensor
 
 from dubito.evaluation.metrics import reliability, risk_at
 from dubito.evaluation.metrics import risk_coverage as selective_risk
-from dubito.evaluation.style import COLORS, DARK, STYLE, draw, inline_svg, to_png, to_svg
-
-__all__ = [
-    "COLORS",
-    "DARK",
-    "STYLE",
-    "conformal_set_sizes",
-    "confusion",
-    "draw",
-    "gallery",
-    "inline_svg",
-    "learning_curves",
-    "likeliest",
-    "noise_response",
-    "posterior_by_layer",
-    "reliability_diagram",
-    "review_curve",
-    "risk_coverage",
-    "risk_window",
-    "std_over_epochs",
-    "to_png",
-    "to_svg",
-    "uncertainty_histogram",
-    "uncertainty_scatter",
-    "weight_over_epochs",
-]
+from dubito.evaluation.style import COLORS
 
 Array = NDArray[np.float64]
 

@@ -23,8 +23,6 @@ from torch import Tensor
 from dubito.decisions.binomial import binomial_cdf
 from dubito.evaluation.metrics import hits, log_losses
 
-__all__ = ["Harm", "harm", "largest_harmless"]
-
 LEVEL = 0.025
 """How often each of the two tests may err if nothing has become worse."""
 FALL, RISE = 0.01, 0.05

@@ -13,8 +13,6 @@ from torch import nn
 from dubito.evaluation.chance import about_chance
 from dubito.evaluation.evaluation import Evaluation
 
-__all__ = ["Card", "cards", "exact_percent", "leaning", "percent", "title_and_lead"]
-
 MODELS = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 KINDS = {"vi": "Bayesian", "frequentist": "Frequentist", "dropout": "MC dropout"}
 

@@ -27,20 +27,6 @@ from dubito.evaluation.style import COLUMN
 from dubito.evaluation.thumbnails import THUMBNAIL, choose_points
 from dubito.layers import BayesLayer
 
-__all__ = [
-    "GALLERIES",
-    "Illustration",
-    "Points",
-    "chosen_images",
-    "has_epistemic",
-    "has_images",
-    "illustrations",
-    "measured",
-    "other_names",
-    "points",
-    "posterior_layers",
-]
-
 TEST_POINTS, OOD_POINTS = 1400, 600
 GALLERY_SIZE = 12
 GALLERIES = {

@@ -17,8 +17,6 @@ from dubito.errors import DataError, RunError
 from dubito.runs.description import DataDescription
 from dubito.runs.run import Run
 
-__all__ = ["found_at", "held_out_images", "images_again", "own_test_images", "place_of", "shown", "test_images"]
-
 
 def test_images(data: str, run: Run, *, labelled: bool = True) -> Dataset:  # noqa: PT028
     """The test split of a data set, in the size and with the channels that the run's network takes.

@@ -50,8 +50,6 @@ from dubito.errors import OptionError
 from dubito.evaluation.bootstrap import Sampled, interval
 from dubito.evaluation.statistics import CALIBRATION_ERRORS
 
-__all__ = ["DrawInfluence", "Measurement", "Units", "Variances", "covering", "measure", "student_quantile", "units_of"]
-
 LEVEL = 0.95
 INTERACTION_RESAMPLES = 100
 """Resamples of the images for the interaction: a variance, which needs fewer than a percentile does."""

@@ -17,8 +17,6 @@ from dubito.evaluation.intervals import measure
 from dubito.evaluation.statistics import MEANS, MeanUncertainties
 from dubito.runs.description import DataDescription
 
-__all__ = ["NoiseLevel", "noise_level", "noisy_batches"]
-
 BLOCK = 64
 """Images that share a generator of noise."""
 

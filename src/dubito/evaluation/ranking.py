@@ -7,8 +7,6 @@ from torch import Tensor
 
 from dubito.errors import ShapeError
 
-__all__ = ["Ranking"]
-
 
 class Ranking:
     """Images in the order of a score, for rank statistics of weighted images; equal scores share their rank.

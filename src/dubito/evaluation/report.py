@@ -32,8 +32,6 @@ from dubito.zoo import find
 if TYPE_CHECKING:
     from dubito.evaluation.illustrations import Illustration
 
-__all__ = ["evaluation_of", "report", "write_report"]
-
 
 @dataclass
 class _Drawn:
@@ -155,7 +153,7 @@ def write_report(
 def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Drawn:
     """Every figure once: its files, if wanted, and what goes into the page."""
     try:
-        from dubito.evaluation import figures
+        from dubito.evaluation import style
         from dubito.evaluation.illustrations import has_images, illustrations
     except ModuleNotFoundError as error:
         raise missing("A report", error.name, "train") from None
@@ -167,10 +165,10 @@ def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Dr
             is_inline = section != "images" and (illustration.name != "scatter" or not has_images(evaluation))
             if not (files or is_inline):
                 continue
-            figure = figures.draw(illustration.paint, illustration.size)
-            svg = figures.to_svg(figure, illustration.name)
+            figure = style.draw(illustration.paint, illustration.size)
+            svg = style.to_svg(figure, illustration.name)
             if files:
-                drawn.files[f"{illustration.name}.png"] = figures.to_png(figure)
+                drawn.files[f"{illustration.name}.png"] = style.to_png(figure)
                 drawn.files[f"{illustration.name}.svg"] = svg.encode()
             if is_inline:
                 shown.append(_inline(illustration, svg))
@@ -180,7 +178,7 @@ def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Dr
 def _inline(illustration: Illustration, svg: str) -> dict[str, Any]:
     from markupsafe import Markup
 
-    from dubito.evaluation.figures import inline_svg
+    from dubito.evaluation.style import inline_svg
 
     return {
         "name": illustration.name,
@@ -224,7 +222,7 @@ def _source(name: str) -> str:
 
 def _palette() -> str:
     """The figures' colours as CSS variables, for both themes."""
-    from dubito.evaluation.figures import COLORS, DARK
+    from dubito.evaluation.style import COLORS, DARK
 
     def block(colors: dict[str, str], page: str, card: str, scheme: str) -> str:
         named = {**{name.replace("_", "-"): color for name, color in colors.items()}, "page": page, "card": card}

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from dubito.decisions.binomial import upper_bound
 
-__all__ = ["REVIEWED", "Reviewed", "review"]
-
 REVIEWED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """The shares of reviewed images that a table shows."""
 

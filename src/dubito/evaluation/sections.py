@@ -25,8 +25,6 @@ from dubito.runs.run import Run
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Section", "Table", "made", "sections"]
-
 MANY_CLASSES = 20
 OTHER_COLORS = ("ood", "mutual-information", "entropy")
 Figures = Mapping[str, Sequence[dict[str, Any]]]

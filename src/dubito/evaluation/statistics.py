@@ -13,8 +13,6 @@ from dubito.evaluation.bootstrap import Sampled
 from dubito.evaluation.ranking import Ranking
 from dubito.prediction import Prediction
 
-__all__ = ["CALIBRATION_ERRORS", "MEANS", "MeanUncertainties", "Separations", "Statistics"]
-
 CALIBRATION_ERRORS = ("ece", "ece_equal_mass")
 MEANS = metrics.UNCERTAINTIES[:-1]
 

@@ -38,8 +38,6 @@ from dubito.runs.run import Run
 from dubito.runs.validation import check_labels, stored_prediction
 from dubito.zoo import refuse_to_change
 
-__all__ = ["describe", "is_kept", "read", "write"]
-
 FILE = "evaluation"
 """The name of both files, without suffix."""
 _STORED = ("probs", "aleatoric_per_class", "epistemic_per_class", "entropy", "mutual_information")

@@ -16,8 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "COLUMN", "DARK", "STYLE", "draw", "inline_svg", "to_png", "to_svg"]
-
 COLORS = {
     "ink": "#1f2328",
     "muted": "#6e7781",

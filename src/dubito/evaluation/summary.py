@@ -22,8 +22,6 @@ from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import Measurement, measure
 from dubito.evaluation.statistics import Separations, Statistics
 
-__all__ = ["measured", "plain", "summarize"]
-
 CURVE_POINTS = 100
 """Coverages at which metrics.json has the risk."""
 

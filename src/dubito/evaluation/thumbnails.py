@@ -16,8 +16,6 @@ from torch import Tensor
 
 from dubito.data import shrunk
 
-__all__ = ["Sheet", "choose_points", "data_uri", "sheet"]
-
 COLUMNS = 50
 """Thumbnails in a row of a sheet: 3,200 pixels at most, less than any browser's limit."""
 THUMBNAIL = 64

@@ -28,8 +28,6 @@ from dubito.progress import progress_bar
 from dubito.runs.run import Run
 from dubito.runs.validation import Calibration, Score, Validation
 
-__all__ = ["NO_IMAGES", "SAMPLES", "SEED", "calibrate", "record", "recorded", "validate", "validation_of"]
-
 SAMPLES, SEED = 10, 0
 """Of the predictor whose predictions are recorded."""
 MOST_PROBABILITIES = 5_000_000

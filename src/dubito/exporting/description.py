@@ -15,8 +15,6 @@ from dubito.foreign import FAULTS, parse_json, reason_of
 from dubito.heads import HEADS
 from dubito.runs.description import DataDescription
 
-__all__ = ["FITTED", "KEY", "Description", "What"]
-
 KEY = "dubito"
 """The name of the JSON in an ONNX file's metadata; in a .pt2 it is the file KEY.json."""
 FORMAT = 1

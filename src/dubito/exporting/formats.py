@@ -28,8 +28,6 @@ from dubito.runs.description import DataDescription
 from dubito.runs.validation import Calibration
 from dubito.saving import load
 
-__all__ = ["SUFFIXES", "Format", "export", "export_bytes"]
-
 TOLERANCE = 1e-4
 """By how much the numbers of a file may differ from the predictor's."""
 LARGEST = 2_000_000_000

@@ -21,11 +21,9 @@ from dubito.prediction import Ensemble, Predictor, drawn_dropout, pool
 from dubito.prediction.calibrated import calibrate
 from dubito.prediction.moments import LOGITS, logit_moments
 from dubito.prediction.novelty import Novelty, Observed, Observer
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 from dubito.runs.validation import Calibration
 from dubito.variational.posterior import posteriors
-
-__all__ = ["OUTPUTS", "Fitted", "PredictionGraph", "make_graph"]
 
 OUTPUTS = {
     "probabilities": "probs",

@@ -18,8 +18,6 @@ from dubito.exporting.graph import OUTPUTS
 from dubito.foreign import reason_of
 from dubito.prediction import Prediction
 
-__all__ = ["OnnxModel"]
-
 PER_CLASS = ("probabilities", "aleatoric_per_class", "epistemic_per_class", "conformal")
 """Outputs with a number for each class; the others have one for each image."""
 

@@ -17,8 +17,6 @@ from dubito.heads.kendall_gal import KendallGalHead
 from dubito.heads.softmax import SoftmaxHead
 from dubito.heads.softplus import SoftplusHead
 
-__all__ = ["HEADS", "attach_head", "get_head", "resolve_head"]
-
 HEADS: dict[str, type[Head]] = {head.name: head for head in (SoftplusHead, SoftmaxHead, KendallGalHead, GaussianHead)}
 _ATTRIBUTE = "probability_head"
 ModuleType = TypeVar("ModuleType", bound=nn.Module)

@@ -17,8 +17,6 @@ from dubito.heads.categorical import LabelOptions, categorical_log_likelihood
 from dubito.heads.split import AnyPrediction, ProbabilitySplit
 from dubito.softplus import at_least_single
 
-__all__ = ["ClassificationHead", "Head", "Split", "with_class_axis"]
-
 
 class Split(Protocol):
     """Takes in draws of a network's outputs, block by block, and gives their prediction."""

@@ -23,8 +23,6 @@ from typing_extensions import Unpack
 from dubito.errors import OptionError, ShapeError
 from dubito.softplus import at_least_single
 
-__all__ = ["CategoricalLikelihood", "LabelOptions", "balanced_class_weights", "categorical_log_likelihood"]
-
 NO_LABEL = -(2**63)
 """In place of the -100 that torch ignores unasked."""
 

@@ -15,8 +15,6 @@ from dubito.heads.base import Head, Split
 from dubito.heads.split import Regression, RunningMoments
 from dubito.softplus import at_least_single
 
-__all__ = ["GaussianHead"]
-
 
 @dataclass(frozen=True)
 class GaussianHead(Head):

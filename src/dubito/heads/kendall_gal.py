@@ -22,8 +22,6 @@ from dubito.heads.points import gaussian_points
 from dubito.heads.split import Decomposition, Prediction, RunningMean, RunningMoments
 from dubito.softplus import softplus
 
-__all__ = ["KendallGalHead", "LogitSplit"]
-
 POINTS = 256
 """Points of a prediction's integral over the logits' noise."""
 

@@ -10,8 +10,6 @@ from random import Random
 import torch
 from torch import Tensor
 
-__all__ = ["gaussian_points"]
-
 
 def gaussian_points(count: int, dimensions: int) -> Tensor:
     """(T, D) points that stand for a standard normal distribution: quantiles of it in every dimension, mirrored.

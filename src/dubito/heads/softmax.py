@@ -10,8 +10,6 @@ from torch import Tensor
 
 from dubito.heads.base import ClassificationHead, with_class_axis
 
-__all__ = ["SoftmaxHead"]
-
 
 @dataclass(frozen=True)
 class SoftmaxHead(ClassificationHead):

@@ -13,8 +13,6 @@ from dubito.errors import OptionError, ShapeError
 from dubito.heads.base import ClassificationHead, with_class_axis
 from dubito.softplus import at_least_single, log_softplus
 
-__all__ = ["SoftplusHead", "log_softplus_normalize", "softplus_normalize"]
-
 
 def log_softplus_normalize(logits: Tensor, dim: int = -1) -> Tensor:
     """The logarithm of :func:`softplus_normalize`, finite with finite gradients for any finite logits.

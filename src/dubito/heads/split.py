@@ -45,18 +45,6 @@ if TYPE_CHECKING:
 
     Words: TypeAlias = NDArray[str_]
 
-__all__ = [
-    "AnyPrediction",
-    "Decomposition",
-    "Prediction",
-    "ProbabilitySplit",
-    "Regression",
-    "RunningMean",
-    "RunningMoments",
-    "Sampling",
-    "decompose",
-]
-
 
 class Sampling(str, Enum):
     """How the draws of a prediction depend on each other."""

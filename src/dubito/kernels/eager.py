@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
-__all__ = ["runs_eagerly"]
-
 
 def runs_eagerly(*tensors: Tensor | None) -> bool:
     """Whether these are ordinary float32 or float64 tensors in ordinary reverse-mode autograd.

@@ -17,8 +17,6 @@ from torch import Tensor
 from dubito.kernels.eager import runs_eagerly
 from dubito.softplus import softplus
 
-__all__ = ["applies", "compute"]
-
 
 def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
     """Whether the prior has one standard deviation for all weights, and tensors are ordinary."""

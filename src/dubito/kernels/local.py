@@ -18,8 +18,6 @@ from torch import Tensor
 from dubito.kernels.eager import runs_eagerly
 from dubito.linear_map import LinearMap
 
-__all__ = ["applies", "compute"]
-
 
 def applies(
     linear_map: LinearMap, x: Tensor, mean: tuple[Tensor, Tensor | None], std: tuple[Tensor, Tensor | None]

@@ -18,8 +18,6 @@ from torch import Tensor
 from dubito.kernels.eager import runs_eagerly
 from dubito.linear_map import Convolution, Gradients
 
-__all__ = ["applies", "compute"]
-
 CHANNELS_PER_POSITION = 8
 """Channels, of input and output each, that there must be for every position of the output."""
 

@@ -23,8 +23,6 @@ from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import PAPER_STD, Posterior
 from dubito.variational.prior import Prior
 
-__all__ = ["BayesLayer", "BayesianOptions"]
-
 
 class BayesianOptions(TypedDict, total=False):
     """The keyword-only arguments of every Bayesian layer.

@@ -15,8 +15,6 @@ from dubito.errors import OptionError, ShapeError, unknown
 from dubito.layers.base import BayesianOptions, BayesLayer, as_int, positive
 from dubito.linear_map import Convolution, LinearMap
 
-__all__ = ["BayesConv1d", "BayesConv2d", "BayesConv3d", "BayesConvNd", "Size"]
-
 Size = int | tuple[int, ...]
 SETTINGS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 

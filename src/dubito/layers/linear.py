@@ -12,8 +12,6 @@ from dubito.errors import ShapeError
 from dubito.layers.base import BayesianOptions, BayesLayer, positive
 from dubito.linear_map import LinearMap, MatrixProduct
 
-__all__ = ["BayesLinear"]
-
 
 class BayesLinear(BayesLayer):
     """The Bayesian twin of `torch.nn.Linear`.

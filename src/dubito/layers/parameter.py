@@ -16,8 +16,6 @@ from torch.nn.utils import parametrize
 from dubito.estimators import DrawingModule, Weight
 from dubito.variational.posterior import Posterior
 
-__all__ = ["DrawnParameter", "draw_parameter", "fan_in"]
-
 
 class DrawnParameter(DrawingModule):
     """What torch calls when a parameter with a posterior is read."""

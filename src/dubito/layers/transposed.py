@@ -14,8 +14,6 @@ from dubito.layers.base import BayesianOptions
 from dubito.layers.convolution import BayesConvNd, Size
 from dubito.linear_map import Convolution, LinearMap
 
-__all__ = ["BayesConvTranspose1d", "BayesConvTranspose2d", "BayesConvTranspose3d"]
-
 
 class _BayesConvTranspose(BayesConvNd):
     transposed = True

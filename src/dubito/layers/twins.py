@@ -9,8 +9,6 @@ from dubito.layers.convolution import BayesConv1d, BayesConv2d, BayesConv3d
 from dubito.layers.linear import BayesLinear
 from dubito.layers.transposed import BayesConvTranspose1d, BayesConvTranspose2d, BayesConvTranspose3d
 
-__all__ = ["TWINS"]
-
 TWINS: dict[type[nn.Module], type[BayesLayer]] = {
     nn.Linear: BayesLinear,
     nn.Conv1d: BayesConv1d,

@@ -23,8 +23,6 @@ from itertools import count
 
 from dubito.errors import OptionError, unknown
 
-__all__ = ["ARCHITECTURES", "Architecture", "Convolution", "FullyConnected", "MaxPooling", "Row", "Shape"]
-
 
 @dataclass(frozen=True)
 class Convolution:

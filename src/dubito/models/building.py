@@ -24,8 +24,6 @@ from dubito.models.registry import Entry, Inference, Plan, registered
 from dubito.models.weights import load_weights, read_weights
 from dubito.variational.posterior import posteriors
 
-__all__ = ["build", "find", "is_elsewhere", "set_relative_std"]
-
 ALL, LAST, NONE = "all", "last", "none"
 
 

@@ -19,8 +19,6 @@ from dubito.errors import OptionError
 from dubito.heads import Head, attach_head, resolve_head
 from dubito.softplus import at_least_single
 
-__all__ = ["Ensemble", "ensemble", "mc_dropout"]
-
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 

@@ -23,8 +23,6 @@ from dubito.foreign import parse_json, read_json
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan
 
-__all__ = ["PREFIX", "configuration", "hugging_face"]
-
 PREFIX = "hf:"
 """What the names of these networks start with."""
 

@@ -24,8 +24,6 @@ from dubito.errors import OptionError
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan
 
-__all__ = ["imported", "is_imported"]
-
 
 def is_imported(name: str) -> bool:
     """Whether a name has the form ``package.module:function``.

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from dubito.layers import BayesLayer
 from dubito.models.network import Network
 
-__all__ = ["initialize", "synthetic_images"]
-
 Weighted = (BayesLayer, nn.Conv2d, nn.Linear)
 
 HIDDEN_SPREAD = 3.0

@@ -14,8 +14,6 @@ from dubito.models.architecture import ARCHITECTURES, Architecture, Convolution,
 from dubito.models.parts import activation_layer
 from dubito.models.registry import Inference, Plan, register
 
-__all__ = ["Network"]
-
 
 class Network(nn.Sequential):
     """A network built from an architecture's table; its layers run one after the other."""

@@ -8,8 +8,6 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Activation", "FilterResponseNorm", "Norm", "activation_layer", "norm_layer"]
-
 
 class Activation(str, Enum):
     """The nonlinearity after every layer but the last; ``own`` is the one that the network usually has."""

@@ -20,8 +20,6 @@ from dubito.heads import Head
 from dubito.models.trust import require_trust
 from dubito.variational.posterior import Posterior
 
-__all__ = ["build_again", "recipe", "remembered"]
-
 Arguments = ParamSpec("Arguments")
 _ATTRIBUTE = "built_as"
 

@@ -26,8 +26,6 @@ from dubito.heads import Head
 from dubito.layers import BayesianOptions
 from dubito.models.parts import Activation, Norm
 
-__all__ = ["Builder", "Entry", "Inference", "Plan", "names", "register", "registered"]
-
 
 class Inference(str, Enum):
     """How a network is trained."""

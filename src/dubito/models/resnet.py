@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from dubito.models.parts import activation_layer, norm_layer
 from dubito.models.registry import Builder, Inference, Plan, register
 
-__all__ = ["BasicBlock", "Bottleneck", "PreactivatedBlock", "ResNet", "WideResNet"]
-
 SMALL_IMAGE = 64
 """Up to so many pixels, `resnet18` and larger keep the resolution in their first layer."""
 

@@ -20,8 +20,6 @@ from dubito.errors import RunError
 from dubito.files import write_atomically
 from dubito.models.imported import is_imported
 
-__all__ = ["remember", "require_trust", "trust_all", "trusting", "trusts"]
-
 FILE = "trusted.json"
 _TRUSTS: ContextVar[bool] = ContextVar("trusts", default=False)
 

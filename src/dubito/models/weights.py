@@ -19,8 +19,6 @@ from dubito.errors import DataError
 from dubito.foreign import FAULTS, parse_json, read_tensors, reason_of
 from dubito.zoo import find
 
-__all__ = ["load_weights", "read_weights"]
-
 SHOWN = 10
 """How many names of a kind a message lists."""
 LONGEST = 100

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["AMBIGUITIES", "Ambiguity"]
-
 
 class Ambiguity(NamedTuple):
     """A place in the paper, what is unclear or contradictory there, and the choice."""

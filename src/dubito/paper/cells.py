@@ -15,8 +15,6 @@ from typing import Any
 from dubito.errors import OptionError, unknown
 from dubito.runs.config import TrainingConfig, configure
 
-__all__ = ["BUDGETS", "Budget", "Cell", "Experiment", "cells_of", "chosen", "settings"]
-
 MODELS = ("lenet5", "alexnet", "vgg16")
 DATA = ("cifar10", "cifar100", "mnist")
 INFERENCES = ("vi", "frequentist", "dropout")

@@ -17,8 +17,6 @@ from dubito.paper.cells import TITLES
 from dubito.paper.tables import COVERS_BOTH
 from dubito.runs.config import with_defaults
 
-__all__ = ["GOALS", "NOT_JUDGED", "Claim", "Judged", "covers_draws", "goals", "judge"]
-
 Contents = dict[str, dict[str, Any]]
 POINTS = 1.0
 """Percentage points of accuracy within which two networks are called equal."""

@@ -14,8 +14,6 @@ from rich.text import Text
 from dubito.paper.cells import estimated_seconds
 from dubito.paper.grid import Grid, State
 
-__all__ = ["Display", "duration", "time_left"]
-
 
 def duration(seconds: float) -> str:
     """Seconds as people read them.

@@ -18,8 +18,6 @@ from dubito.paper.tables import HEADINGS, coverage, markdown, note, table
 from dubito.paper.trials import TEXT, trials
 from dubito.runs.config import configure, with_defaults
 
-__all__ = ["compose", "write_document"]
-
 PAPER = (
     "*Uncertainty Estimations by Softplus normalization in Bayesian Convolutional Neural Networks with Variational "
     "Inference* (Shridhar, Laumann, Liwicki, 2019)"

@@ -15,11 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dubito.evaluation.figures import COLORS, STYLE, std_over_epochs, to_png, weight_over_epochs
+from dubito.evaluation.figures import std_over_epochs, weight_over_epochs
+from dubito.evaluation.style import COLORS, STYLE, to_png
 from dubito.paper.cells import TITLES
 from dubito.runs.config import with_defaults
-
-__all__ = ["figures"]
 
 Content = dict[str, Any]
 INFERENCE_COLORS = {"vi": COLORS["aleatoric"], "frequentist": COLORS["wrong"], "dropout": COLORS["right"]}

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from dubito.engines import Engine
 
-__all__ = ["Grid", "State", "different_settings", "is_finished", "require_same_settings", "run_cell"]
-
 FINISHED = "finished.json"
 POLL = 0.25
 """Seconds between two looks at the workers."""

@@ -24,16 +24,6 @@ from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
 from dubito.runs.run import Run
 
-__all__ = [
-    "Finished",
-    "accuracy_row",
-    "batch_aleatoric",
-    "beside_twin",
-    "finished",
-    "noise_rows",
-    "uncertainty_row",
-]
-
 NOISE_LEVELS = (0.0, 0.1, 0.2, 0.3)
 NEARLY_ZERO = 1e-3
 

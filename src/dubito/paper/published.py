@@ -5,8 +5,6 @@ What dubito measures never comes from here; tables put the two side by side at t
 
 from __future__ import annotations
 
-__all__ = ["ACCURACY", "NOISE", "UNCERTAINTY"]
-
 ACCURACY: dict[tuple[str, str, str], float] = {
     ("vgg16", "vi", "mnist"): 99,
     ("vgg16", "vi", "cifar10"): 86,

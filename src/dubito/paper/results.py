@@ -39,8 +39,6 @@ from dubito.paper.measurements import (
 from dubito.runs.config import TrainingConfig
 from dubito.runs.environment import commit
 
-__all__ = ["collect", "read"]
-
 POSTERIOR_EPOCHS = (1, 5, 20, 50, 100)
 Content = dict[str, Any]
 

@@ -12,8 +12,6 @@ import torch
 from dubito.data import Dataset, load
 from dubito.files import write_atomically
 
-__all__ = ["write_standins"]
-
 TRAIN, TEST = 36, 20
 SHAPES = {"mnist": (1, 10), "cifar10": (3, 10), "cifar100": (3, 100)}
 """Channels and classes of each data set, which its toy shares."""

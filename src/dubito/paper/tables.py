@@ -7,8 +7,6 @@ from typing import Any
 
 from dubito.paper.cells import TITLES
 
-__all__ = ["COVERS_BOTH", "HEADINGS", "coverage", "markdown", "note", "table"]
-
 HEADINGS = {
     "table1": "Table 1: accuracy",
     "table2": "Table 2: aleatoric and epistemic uncertainty",

@@ -9,8 +9,6 @@ from dubito.paper.tables import markdown
 from dubito.runs.config import configure
 from dubito.runs.run import Run
 
-__all__ = ["TEXT", "trials"]
-
 TEXT = (
     "Trainings that led to the settings of the preset `default` and of the budget `cpu`, or away from others. Each is "
     "judged by the validation split, at its epoch of lowest NLL, and by the NLL of its last epoch; many were stopped "

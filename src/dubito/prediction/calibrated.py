@@ -19,8 +19,6 @@ from torch import Tensor
 from dubito.errors import OptionError
 from dubito.heads.split import Prediction
 
-__all__ = ["calibrate", "log_probs", "temper"]
-
 
 def temper(probs: Tensor, temperature: float) -> Tensor:
     """p^(1/T), renormalised over the classes.

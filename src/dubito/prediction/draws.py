@@ -35,8 +35,6 @@ from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["Draws", "LocalDraws", "MeanDraws", "WeightDraws", "first_pair", "frozen"]
-
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
 SMALL_DRAW = 1 << 24

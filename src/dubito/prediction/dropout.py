@@ -8,8 +8,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dubito.errors import OptionError
 
-__all__ = ["MaskedDropout", "Masks", "drawn_dropout"]
-
 
 def drawn_dropout(model: nn.Module, asked: bool | None = None) -> list[_DropoutNd]:
     """The dropout layers that a prediction draws: all, none, or those of the parts that are MC dropout."""

@@ -15,8 +15,6 @@ from dubito.variational.draws import one_pass
 from dubito.variational.posterior import posteriors
 from dubito.variational.unused import looked_at, unused, warn_of_unused
 
-__all__ = ["FirstLook", "at_mean"]
-
 IMAGES = 8
 """How many images the look takes at most."""
 

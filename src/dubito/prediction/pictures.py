@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from dubito.runs.description import DataDescription
 
-__all__ = ["Picture", "as_pictures", "read_picture", "read_pictures"]
-
 Picture = Any
 """A path, the bytes of a file, an image of Pillow, or an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bytes."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from dubito.errors import OptionError
 from dubito.heads.split import Prediction
 
-__all__ = ["pool"]
-
 
 def pool(predictions: Sequence[Prediction], weights: Sequence[float] | None = None) -> Prediction:
     """One prediction from several of the same images: the mixture of their draws.

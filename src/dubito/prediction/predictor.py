@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from dubito.decisions import Rule
     from dubito.runs.run import Run
 
-__all__ = ["Method", "Predictor", "predict"]
-
 MEMORY = 1 << 30
 """Bytes of drawn weights that a predictor keeps unless asked."""
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Remembering"]
-
 
 class _Call(NamedTuple):
     """A call of a module in the first draw."""

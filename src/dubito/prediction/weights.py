@@ -22,8 +22,6 @@ from dubito.noise import standard_normal
 from dubito.softplus import at_least_single
 from dubito.variational.posterior import Posterior
 
-__all__ = ["DrawnWeights", "Weights", "seeds_of"]
-
 Weights = dict[Posterior, Tensor]
 Made = TypeVar("Made")
 ALIGNMENT = 16

@@ -14,8 +14,6 @@ from dubito.errors import OptionError
 from dubito.models.ensemble import Ensemble
 from dubito.runs.description import DataDescription
 
-__all__ = ["attach_data", "data_of", "describe_data", "require_data"]
-
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 _ATTRIBUTE = "data_description"
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from dubito.errors import RunError
 from dubito.files import refuse_existing, try_lock
 
-__all__ = ["BEGINNING", "Claim", "claimed"]
-
 BEGINNING = frozenset({"environment.json", "network.json"})
 """What a run writes before its configuration: a folder that has nothing else is no run yet."""
 

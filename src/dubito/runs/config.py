@@ -18,8 +18,6 @@ from dubito.errors import OptionError, unknown
 from dubito.foreign import read_yaml, reason_of
 from dubito.zoo import find
 
-__all__ = ["PRESETS", "WIDER_NETWORKS", "TrainingConfig", "by_todays_names", "configure", "restore", "with_defaults"]
-
 
 def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
     return field(default=default, metadata={"help": help})

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from dubito.data import DataSource, Fit
 
-__all__ = ["DataDescription"]
-
 LARGEST_SIZE = 4096
 LONGEST_NAME = 10_000
 

@@ -10,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "environment"]
-
 PACKAGES = ("dubito", "torch", "numpy", "pytorch-lightning", "safetensors")
 
 

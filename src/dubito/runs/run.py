@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from dubito.data.dataset import Dataset, DataSource
     from dubito.runs.validation import Calibration, Validation
 
-__all__ = ["NETWORK", "DataDescription", "Run", "fitting"]
-
 Part = TypeVar("Part")
 
 NETWORK = "network."

@@ -22,8 +22,6 @@ from torch import Tensor
 from dubito.heads.split import Prediction
 from dubito.runs.description import DataDescription
 
-__all__ = ["Calibration", "Score", "Validation", "check_labels", "stored_prediction"]
-
 
 @dataclass(frozen=True)
 class Score:

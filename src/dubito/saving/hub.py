@@ -25,8 +25,6 @@ from dubito.saving.loading import Into, is_saved, load
 from dubito.saving.saved import DESCRIPTION, save
 from dubito.zoo import SCHEME, find
 
-__all__ = ["CARD", "from_pretrained", "front_matter", "push_to_hub", "save_pretrained"]
-
 CARD = "README.md"
 READ = ("*.json", "*.yaml", "*.safetensors", "metrics.csv", "posterior.csv", CARD)
 """What a repository may hold of a network."""

@@ -31,8 +31,6 @@ from dubito.saving.saved import DESCRIPTION, TENSORS, VERSION, member_folder
 from dubito.saving.tensors import read_tensors, unpack_tensors
 from dubito.zoo import find
 
-__all__ = ["is_saved", "load", "open_folder", "read_network", "saved_fingerprint", "saved_temperature"]
-
 DEPTH = 8
 """Ensembles of ensembles, at most."""
 Into = nn.Module | Sequence[nn.Module | None] | None

@@ -20,8 +20,6 @@ from dubito.runs.attached import data_of, describe_data
 from dubito.runs.description import DataDescription
 from dubito.saving.tensors import pack_tensors
 
-__all__ = ["DESCRIPTION", "TENSORS", "VERSION", "Fitted", "member_folder", "save"]
-
 DESCRIPTION = "network.json"
 TENSORS = "network.safetensors"
 FITTED = ("novelty.safetensors", "decision.json")

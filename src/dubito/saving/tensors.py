@@ -16,8 +16,6 @@ from dubito.convert.pruning import pack, unpack
 from dubito.errors import OptionError, RunError
 from dubito.foreign import reading
 
-__all__ = ["pack_tensors", "read_tensors", "unpack_tensors"]
-
 
 def pack_tensors(network: nn.Module) -> tuple[bytes, dict[str, Any]]:
     """A safetensors file with the network's state, and what is needed to unpack it.

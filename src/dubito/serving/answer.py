@@ -15,8 +15,6 @@ from dubito.serving.model import ServedModel
 from dubito.serving.request import Options
 from dubito.serving.validation import Usual
 
-__all__ = ["SENTENCES", "predictions", "verdict"]
-
 SENTENCES = {
     "sure": "Neither uncertainty is unusual. The answer can still be wrong.",
     "ambiguous": "The image itself is ambiguous.",

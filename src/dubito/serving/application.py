@@ -36,8 +36,6 @@ from dubito.serving.request import PredictionRequest, parse_request, request_sch
 from dubito.serving.traffic import LARGE, Pixels, Traffic, Upload
 from dubito.serving.validation import RULE, Usual
 
-__all__ = ["Service", "application"]
-
 PAGE = Path(__file__).parent / "page"
 KINDS = {
     ".html": "text/html; charset=utf-8",

@@ -22,8 +22,6 @@ from dubito.prediction import Prediction
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import busy
 
-__all__ = ["Batcher", "Job", "Predicted"]
-
 
 @dataclass(frozen=True, eq=False)
 class Predicted:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["rotate", "to_bytes"]
-
 
 def rotate(image: Tensor, degrees: float) -> Tensor:
     """Rotate an image (C, H, W) of bytes.

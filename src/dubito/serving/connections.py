@@ -13,8 +13,6 @@ from typing import Protocol
 
 from dubito.serving.limits import Limits
 
-__all__ = ["Connections", "Visitor"]
-
 GRACE = 1.0
 """Seconds that a connection may wait before it can be asked to make room: a request that was just sent is not lost."""
 

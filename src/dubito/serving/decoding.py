@@ -15,10 +15,8 @@ from torch import Tensor
 
 from dubito.data.images import SERVED_FORMATS
 from dubito.errors import DataError
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 from dubito.serving.refusal import RefusedError
-
-__all__ = ["count_pixels", "decode_base64", "decode_images"]
 
 
 def count_pixels(files: Sequence[bytes], max_pixels: int) -> int:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dubito.serving.limits import Limits
     from dubito.serving.model import ServedModel
 
-__all__ = ["STYLE", "documentation"]
-
 STYLE = """:root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem }
 pre, code { font: 14px/1.5 ui-monospace, monospace }

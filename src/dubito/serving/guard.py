@@ -26,8 +26,6 @@ from dubito.serving.measuring import Measures
 from dubito.serving.refusal import RefusedError
 from dubito.serving.traffic import Traffic
 
-__all__ = ["Access", "Body", "Guard"]
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

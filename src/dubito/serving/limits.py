@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from dubito.errors import OptionError
 
-__all__ = ["Limits"]
-
 
 @dataclass(frozen=True)
 class Limits:

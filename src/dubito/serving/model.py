@@ -26,8 +26,6 @@ from dubito.serving.limits import Limits
 from dubito.serving.refusal import busy
 from dubito.variational.posterior import posteriors
 
-__all__ = ["DRAWING", "MAX_DRAWS_SHOWN", "METHODS", "Predictors", "ServedModel"]
-
 METHODS = ("weights", "local", "moments", "mean")
 """How a request may be predicted."""
 DRAWING = ("weights", "local")

@@ -6,8 +6,6 @@ from pydantic import BaseModel
 
 from dubito.errors import DubitoError
 
-__all__ = ["REFUSALS", "Refusal", "RefusedError", "busy"]
-
 REFUSALS: dict[int, str] = {
     400: "The body cannot be read, the address holds options, or the Host header is not this server's.",
     401: "The key is missing or wrong.",

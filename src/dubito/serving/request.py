@@ -17,8 +17,6 @@ from dubito.serving.refusal import RefusedError
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
-__all__ = ["Options", "PredictionRequest", "parse_request", "request_schema"]
-
 _MANY = ("noise", "rotation")
 _SHOWN = 60
 """Characters of a wrong value that are repeated in a sentence."""

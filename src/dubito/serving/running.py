@@ -16,8 +16,6 @@ from dubito.runs.run import Run
 from dubito.saving.loading import is_saved, load
 from dubito.serving.limits import Limits
 
-__all__ = ["serve"]
-
 
 def serve(
     model: nn.Module | Run | str | os.PathLike[str],

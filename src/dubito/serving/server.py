@@ -34,8 +34,6 @@ from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError, busy
 from dubito.serving.traffic import Traffic
 
-__all__ = ["bind", "hosts_of", "is_loopback", "serve_until_signal"]
-
 NOTICE = 0.3
 """Seconds that a stopping server still takes connections, so that /health and late requests say that it is stopping."""
 LINGER = 1.0

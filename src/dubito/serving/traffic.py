@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError, busy
 
-__all__ = ["LARGE", "QUIET", "Pixels", "Traffic", "Upload"]
-
 LARGE = 1_000_000
 """Bytes or pixels of an upload after which freed memory is given back."""
 QUIET = 1.0

@@ -29,8 +29,6 @@ from dubito.runs.run import Run
 from dubito.runs.validation import Validation
 from dubito.serving.model import ServedModel
 
-__all__ = ["QUANTILE", "RULE", "Usual", "find_usual"]
-
 QUANTILE = 95
 """An uncertainty above that of so many per cent of the validation images is unusual."""
 ALARMS = {"ambiguous": 1 - QUANTILE / 100, "undecided": 1 - QUANTILE / 100, "unfamiliar": FALSE_ALARM}

@@ -18,8 +18,6 @@ import numpy as np
 from dubito.errors import OptionError, unknown
 from dubito.tables.columns import Columns, make_predict_fn
 
-__all__ = ["BatchPredictor"]
-
 
 class BatchPredictor:
     """Columns in, columns out: those of :func:`make_predict_fn` take the place of the images.

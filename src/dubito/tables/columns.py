@@ -34,8 +34,6 @@ from dubito.saving import open_folder, saved_temperature
 if TYPE_CHECKING:
     from dubito.runs.description import DataDescription
 
-__all__ = ["DECIDED", "MEASURES", "Columns", "PredictFunction", "make_predict_fn"]
-
 Columns = dict[str, npt.NDArray[Any]]
 """Columns by name, all equally long: numbers in single precision, words as objects."""
 MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")

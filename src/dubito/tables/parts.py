@@ -21,8 +21,6 @@ from dubito.files import write_atomically
 from dubito.foreign import read_json, read_text, reading, reason_of
 from dubito.tables.columns import Columns
 
-__all__ = ["MANIFEST", "Parts", "require_pyarrow", "to_parquet"]
-
 MANIFEST = "manifest.json"
 
 

@@ -13,8 +13,6 @@ from dubito.tables.columns import Columns, PredictFunction, make_predict_fn
 from dubito.tables.parts import Parts, text, to_parquet
 from dubito.tables.sources import Chunk, Listing
 
-__all__ = ["ChunkPredictor", "Part", "Total", "predict_parts"]
-
 
 class Part(NamedTuple):
     """A chunk's Parquet file, how many rows it has, and how many of them are errors."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from dubito.data import Dataset
     from dubito.runs.description import DataDescription
 
-__all__ = ["CHUNK", "Chunk", "Images", "Listing"]
-
 CHUNK = 8192
 """Images of a chunk, unless another number is asked for: some seconds of work, and a megabyte of results."""
 LISTS, TABLES = (".txt", ".list"), (".parquet", ".pq")

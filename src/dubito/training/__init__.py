@@ -12,7 +12,8 @@ from dubito.errors import missing
 from dubito.runs.config import PRESETS, TrainingConfig, configure
 
 if TYPE_CHECKING:
-    from dubito.runs.run import DataDescription, Run
+    from dubito.runs.description import DataDescription
+    from dubito.runs.run import Run
     from dubito.training.callbacks import Display, InterruptedTraining, RunKeeper
     from dubito.training.classifier import Classifier
     from dubito.training.cluster import resume_on_ray, train_on_ray

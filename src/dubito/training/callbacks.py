@@ -26,8 +26,6 @@ from dubito.training.classifier import Classifier, TrainingSums
 from dubito.training.classifier import Progress as Position
 from dubito.training.optimizer_state import pack_state, restore_state
 
-__all__ = ["Display", "InterruptedTraining", "RunKeeper"]
-
 
 class InterruptedTraining(DubitoError):  # noqa: N818 - stopping is no error
     """Ctrl-C: the training stopped between two steps, with a checkpoint."""

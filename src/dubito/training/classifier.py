@@ -30,8 +30,6 @@ from dubito.runs.description import DataDescription
 from dubito.training.optimizers import OptimizerSettings, loss_term, make_optimizer, optimizer_maker, remedy
 from dubito.variational.elbo import ELBO, KLSchedule
 
-__all__ = ["Classifier", "Progress", "TrainingSums", "centralize_gradients", "one_cycle"]
-
 _CONTENT = "dubito"
 """Where a Trainer's checkpoint has what tells how the network is made."""
 KL_EVERY = 100

@@ -28,8 +28,6 @@ from dubito.runs.config import TrainingConfig
 from dubito.runs.run import Run
 from dubito.training.callbacks import Display, InterruptedTraining
 
-__all__ = ["resume_on_ray", "train_on_ray"]
-
 ATTEMPTS = 3
 """How often a training goes on by itself after the death of a worker."""
 LOOK = 0.5

@@ -42,8 +42,6 @@ from dubito.training.optimizers import optimizer_maker
 from dubito.variational.elbo import KLSchedule
 from dubito.zoo import find
 
-__all__ = ["resume", "train"]
-
 
 def train(
     config: TrainingConfig,

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from dubito.data import Augmentation, Batches, Dataset, Fit, PhotoAugmentation, images_at_once, open_dataset
 from dubito.errors import DataError
-from dubito.runs.run import DataDescription
+from dubito.runs.description import DataDescription
 from dubito.training.classifier import Progress
-
-__all__ = ["ImageData"]
 
 
 class ImageData(pl.LightningDataModule):

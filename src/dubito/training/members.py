@@ -22,8 +22,6 @@ from dubito.files import new_folder, refuse_existing, write_atomically
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import MEMBERS, Run
 
-__all__ = ["assemble", "begin_member", "begun_members", "member_config", "starts_from_members"]
-
 KEPT = ("environment.json", "network.json", "metrics.csv", "posterior.csv", "best.safetensors", "config.yaml")
 """What an ensemble takes over of a trained run."""
 

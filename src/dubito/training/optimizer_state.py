@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 from dubito.errors import RunError
 from dubito.foreign import FAULTS, reason_of
 
-__all__ = ["PREFIX", "pack_state", "restore_state"]
-
 PREFIX = "optimizer."
 """The prefix of the optimiser's tensors in a checkpoint."""
 POSITIVE = ("step", "initial_variance")

@@ -15,16 +15,6 @@ from torch.optim import Optimizer
 from dubito.errors import OptionError, unknown
 from dubito.variational.natural_gradient import NaturalGradient
 
-__all__ = [
-    "OPTIMIZERS",
-    "OptimizerSettings",
-    "loss_term",
-    "make_optimizer",
-    "optimizer_maker",
-    "register_optimizer",
-    "remedy",
-]
-
 
 @dataclass(frozen=True)
 class OptimizerSettings:

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from dubito.kernels.eager import runs_eagerly
 from dubito.variational.posterior import Posterior
 
-__all__ = ["Pass", "close_pass", "computed_once", "drawn", "drawn_groups", "one_pass", "open_pass"]
-
 
 class Pass:
     """The draws of one forward pass.

@@ -32,8 +32,6 @@ from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import posteriors
 from dubito.variational.unused import looked_at, unused, warn_of_unused
 
-__all__ = ["ELBO", "FreeEnergy", "KLSchedule", "KLScheduleName"]
-
 
 @dataclass(frozen=True)
 class FreeEnergy:

@@ -12,8 +12,6 @@ from dubito.errors import NonFiniteError, OptionError
 from dubito.variational.draws import drawn_groups
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["describe_non_finite", "kl_divergence"]
-
 
 def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:
     """KL[q || p] of every posterior below `module`, each once, as a scalar in nats.

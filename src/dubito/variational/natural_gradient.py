@@ -29,8 +29,6 @@ from dubito.softplus import inverse_softplus, softplus
 from dubito.variational.families import StdPosterior
 from dubito.variational.posterior import posteriors
 
-__all__ = ["NaturalGradient", "rate_for"]
-
 AT_ONCE = 1 << 17
 """Weights that move in one go, unless a single tensor has more."""
 

@@ -21,8 +21,6 @@ from dubito.noise import standard_normal
 from dubito.softplus import at_least_single
 from dubito.variational.prior import Prior, make_prior
 
-__all__ = ["PAPER_STD", "DiagonalPosterior", "Posterior", "posteriors"]
-
 PAPER_STD = math.exp(-5.0)
 """The paper's initial standard deviation: its appendix gives the logarithm of the variance as -10."""
 

@@ -22,18 +22,6 @@ from torch import Tensor, nn
 from dubito.errors import OptionError, ShapeError, choose
 from dubito.softplus import at_least_single, softplus
 
-__all__ = [
-    "EmpiricalPrior",
-    "FanInPrior",
-    "GaussianPrior",
-    "LearnedPrior",
-    "LogUniformPrior",
-    "Prior",
-    "PriorName",
-    "ScaleMixturePrior",
-    "make_prior",
-]
-
 
 class Distribution(Protocol):
     """What a prior asks of a posterior."""

@@ -15,8 +15,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from dubito.errors import DubitoWarning
 
-__all__ = ["looked_at", "unused", "warn_of_unused"]
-
 looked_at: WeakSet[nn.Module] = WeakSet()
 """Networks whose posteriors were looked at: once is enough for any number of objectives and predictors."""
 

@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["clark", "root", "safe_sqrt", "softplus_moments"]
-
 # The logistic distribution as a mixture of Gaussians: weights and variances by a minimax fit of softplus, which they
 # give to 4e-6 everywhere, and the sigmoid to 1.4e-5.
 _LOGISTIC = (

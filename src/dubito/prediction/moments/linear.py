@@ -14,8 +14,6 @@ from torch import Tensor
 from dubito.prediction.moments.value import Lazy, Moments, Pull, UnsupportedError, as_moments, rule
 from dubito.prediction.moments.window import Window
 
-__all__ = ["Weights", "per_axis", "same"]
-
 
 @rule("linear")
 def _linear(function: Any, x: Any, weight: Any, bias: Any = None) -> Moments:
@@ -211,6 +209,7 @@ def same(jacobian: Tensor) -> Tensor:
 
 
 def as_weights(value: Any) -> Weights:
+    """Weights as they are, and numbers as weights without variance; nothing else."""
     if isinstance(value, Moments) and not isinstance(value, Weights):
         raise UnsupportedError("a product of two uncertain values")
     return value if isinstance(value, Weights) else Weights(value)

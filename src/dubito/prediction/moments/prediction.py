@@ -47,8 +47,6 @@ from dubito.prediction.workers import Workers
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import Posterior, posteriors
 
-__all__ = ["LogitMoments", "MomentDraws", "Propagate", "logit_moments"]
-
 POINTS = 64
 """How many Gaussian logits stand for their distribution, unless asked."""
 

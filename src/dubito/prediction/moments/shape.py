@@ -13,11 +13,10 @@ from torch import Tensor
 from dubito.prediction.moments.linear import per_axis
 from dubito.prediction.moments.value import Moments, Pull, UnsupportedError, as_moments, rule
 
-__all__ = ["unslide"]
-
 
 @rule("flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten")
 def reshape(function: Any, x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    """Units in another shape, which does not touch the batch axis."""
     mean = function(x.expected, *args, **kwargs)
     if mean.dim() < 2 or mean.shape[0] != x.expected.shape[0]:
         raise UnsupportedError(f"{function.__name__} that touches the batch axis")

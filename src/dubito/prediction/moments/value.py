@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Activated", "Lazy", "Moments", "Pull", "UnsupportedError", "as_moments", "rule"]
-
 Pull = Callable[[Tensor], Tensor]
 Lazy = Callable[[], Tensor]
 

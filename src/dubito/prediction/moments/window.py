@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Window"]
-
 
 @dataclass(frozen=True)
 class Window:

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from dubito.softplus import at_least_single
 from dubito.variational.posterior import DiagonalPosterior, require_std
 
-__all__ = ["AlphaPosterior"]
-
 LOG_ALPHA_OF_ZERO = 8.0
 """What a mean of 0 starts with at most; about where Molchanov et al. (2017) take a weight for noise."""
 

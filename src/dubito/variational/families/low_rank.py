@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
 from dubito.variational.posterior import ENTROPY, Posterior, require_std
 
-__all__ = ["LowRankPosterior"]
-
 
 class LowRankPosterior(Posterior):
     """N(mu, diag(softplus(rho)^2) + U U'), with U of shape (R, weights).

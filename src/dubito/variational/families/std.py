@@ -14,8 +14,6 @@ from dubito.variational.draws import computed_once
 from dubito.variational.posterior import DiagonalPosterior, require_std
 from dubito.variational.prior import GaussianPrior
 
-__all__ = ["StdPosterior"]
-
 SMALL = 1 << 16
 """Weights up to which the number of operations costs more than what they do."""
 
