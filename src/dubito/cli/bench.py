@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.options import option
 from dubito.cli.rows import STDOUT, json_writer
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
@@ -39,9 +40,7 @@ def bench(
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the weights for a prediction.")] = 10,
     threads: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Threads of each process. [dim]\\[default: all cores][/dim]", show_default=False
-        ),
+        option("N", "Threads of each process.", default="all cores", min=1),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Most rounds of measurement.")] = 9,
     single: Annotated[
@@ -53,11 +52,7 @@ def bench(
     ] = True,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write everything to a .json file; - prints it, and nothing else.",
-            show_default=False,
-        ),
+        option("FILE", "Also write everything to a .json file; - prints it, and nothing else."),
     ] = None,
     debug: Debug = False,
 ) -> None:

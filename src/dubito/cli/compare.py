@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.predict import Seed, choose_device, require_choice
+from dubito.cli.options import Bootstrap, Checkpoint, Data, Device, Seed, choose_device, option
 from dubito.cli.rows import STDOUT, json_writer, require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
@@ -53,42 +53,24 @@ def compare(
             metavar="RUN", callback=find_all, help="Two or more run folders, or folders of evaluated ensembles."
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Another data set with the same classes, whose test images are used.",
-            show_default=False,
-        ),
-    ] = None,
+    data: Data = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights of each network.")] = 10,
-    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")] = 1000,
+    bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the comparison to a .json file; - prints it, and nothing else.",
-            show_default=False,
-        ),
+        option("FILE", "Also write the comparison to a .json file; - prints it, and nothing else."),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help=f"Also draw the comparison as a figure ({', '.join(FIGURES)}).", show_default=False
-        ),
+        option("FILE", f"Also draw the comparison as a figure ({', '.join(FIGURES)})."),
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    ] = "auto",
+    device: Device = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs on the same test images: Bayesian, frequentist, dropout, ensembles."""
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     if len(runs) < 2:
         raise OptionError("A comparison needs at least 2 runs.")
     write = json_writer(out) if out else None

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
+from dubito.cli.options import option, run_argument
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, TargetError
 from dubito.harmless import say
-from dubito.zoo import find, refuse_to_change
+from dubito.zoo import refuse_to_change
 
 if TYPE_CHECKING:
     from dubito.decisions import Measured, Rule
@@ -35,39 +36,32 @@ BAR = 40
 def decide(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", callback=find, help="Run folder that dubito train made.", show_default=False),
+        run_argument("Run folder that dubito train made."),
     ],
     max_error: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Goal: at most this share of errors among accepted images, such as 0.01.",
-            show_default=False,
-        ),
+        option("SHARE", "Goal: at most this share of errors among accepted images, such as 0.01."),
     ] = None,
     review: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Goal: review this share of the images, such as 0.1.", show_default=False),
+        option("SHARE", "Goal: review this share of the images, such as 0.1."),
     ] = None,
     min_coverage: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Goal: accept at least this share of the images.", show_default=False),
+        option("SHARE", "Goal: accept at least this share of the images."),
     ] = None,
     cost_wrong: Annotated[
         float | None,
-        typer.Option(metavar="COST", help="Goal: least cost. Cost of a mistake that was accepted.", show_default=False),
+        option("COST", "Goal: least cost. Cost of a mistake that was accepted."),
     ] = None,
-    cost_review: Annotated[
-        float | None, typer.Option(metavar="COST", help="Cost of a review, with --cost-wrong.", show_default=False)
-    ] = None,
+    cost_review: Annotated[float | None, option("COST", "Cost of a review, with --cost-wrong.")] = None,
     confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence of the guarantee.")] = 0.95,
     false_alarm: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Refuse unfamiliar images, at this rate of false alarms; 0 refuses none. [dim]\\[default: "
-            "0.01 if the run has novelty and at least 99 validation images][/dim]",
-            show_default=False,
+        option(
+            "SHARE",
+            "Refuse unfamiliar images, at this rate of false alarms; 0 refuses none.",
+            default="0.01 if the run has novelty and at least 99 validation images",
         ),
     ] = None,
     per_class: Annotated[
@@ -75,15 +69,14 @@ def decide(
     ] = False,
     score: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Score to rank predictions by: epistemic, aleatoric, entropy, mutual_information or confidence.",
-            show_default=False,
+        option(
+            "NAME",
+            "Score to rank predictions by: epistemic, aleatoric, entropy, mutual_information or confidence.",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where the data of the run is now, if it was moved.", show_default=False),
+        option("NAME", "Where the data of the run is now, if it was moved."),
     ] = None,
     trust: Trust = False,
     debug: Debug = False,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dubito.cli.failure import Debug, Trust
+from dubito.cli.options import option
 from dubito.cli.terminal import examples
 from dubito.harmless import say
 from dubito.zoo import find_all
@@ -32,7 +33,7 @@ def ensemble(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder.", show_default=False)],
+    out: Annotated[Path, option("FOLDER", "The new run folder.")],
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:

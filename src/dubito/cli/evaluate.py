@@ -11,9 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.predict import Seed, choose_device, require_choice
+from dubito.cli.options import (
+    Address,
+    BatchSize,
+    Bootstrap,
+    Checkpoint,
+    Data,
+    Device,
+    EngineName,
+    GpusPerWorker,
+    Samples,
+    Seed,
+    Workers,
+    choose_device,
+    choose_engine,
+    option,
+)
 from dubito.cli.rows import STDOUT, json_writer, require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, RunError
@@ -73,21 +87,13 @@ def evaluate(
         ),
     ],
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Evaluate the runs together, as one ensemble.")] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Another data set with the same classes, whose test images are used.",
-            show_default=False,
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
+    data: Data = None,
+    samples: Samples = 10,
     ood: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Data set of other things, for which the network should be uncertain. Can be given several times.",
-            show_default=False,
+        option(
+            "NAME",
+            "Data set of other things, for which the network should be uncertain. Can be given several times.",
         ),
     ] = None,
     noise: Annotated[
@@ -101,11 +107,10 @@ def evaluate(
     ] = 2000,
     coverage: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="How often a conformal set should contain the true class. [dim]\\[default: chosen from the "
-            "validation accuracy, at least 0.9][/dim]",
-            show_default=False,
+        option(
+            "SHARE",
+            "How often a conformal set should contain the true class.",
+            default="chosen from the validation accuracy, at least 0.9",
         ),
     ] = None,
     calibrated: Annotated[
@@ -114,46 +119,34 @@ def evaluate(
             "--calibrated", help="Evaluate calibrated probabilities (temperature scaling on validation images)."
         ),
     ] = False,
-    bootstrap: Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")] = 1000,
+    bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the metrics to a .json file; - prints them, and nothing else.",
-            show_default=False,
-        ),
+        option("FILE", "Also write the metrics to a .json file; - prints them, and nothing else."),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where to store the evaluation. [dim]\\[default: the run folder, for zoo:NAME a folder NAME; for an "
-            "ensemble, ensemble-NAMES beside the first run][/dim]",
-            show_default=False,
+        option(
+            "FOLDER",
+            "Where to store the evaluation.",
+            default="the run folder, for zoo:NAME a folder NAME; for an ensemble, ensemble-NAMES beside the first run",
         ),
     ] = None,
     top: Annotated[
         int, typer.Option(metavar="N", min=0, help="Number of classes to show, worst first; 0 for all.")
     ] = 10,
-    batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
-    ] = 256,
+    batch_size: BatchSize = 256,
     engine: EngineName = "local",
     workers: Workers = None,
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    ] = "auto",
+    device: Device = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Measure accuracy, calibration and both uncertainties of a run on test images."""
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     levels = _levels(noise)
     carrier = choose_engine(engine, workers, address, gpus_per_worker)
     groups = [runs] if ensemble else [[run] for run in runs]

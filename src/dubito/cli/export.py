@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.predict import calibration_of, require_choice, saved_temperature_of
+from dubito.cli.options import AnyNetwork, Checkpoint, option, require_choice
+from dubito.cli.predict import calibration_of, saved_temperature_of
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
-from dubito.zoo import find, place_for
+from dubito.zoo import place_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,50 +38,32 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            callback=find,
-            help="Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).",
-            show_default=False,
-        ),
-    ],
+    run: AnyNetwork,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="File to write. [dim]\\[default: RUN.onnx or RUN.pt2][/dim]", show_default=False
-        ),
+        option("FILE", "File to write.", default="RUN.onnx or RUN.pt2"),
     ] = None,
     format: Annotated[
         str, typer.Option(metavar="NAME", help="File format: onnx, or torch (.pt2 of torch.export).")
     ] = "onnx",
     what: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How the file predicts: draws (the same weight draws as dubito predict --seed 0), moments "
-            "(one pass with means and variances) or mean (no epistemic uncertainty). [dim]\\[default: "
-            "draws; frequentist: mean][/dim]",
-            show_default=False,
+        option(
+            "NAME",
+            "How the file predicts: draws (the same weight draws as dubito predict --seed 0), moments (one pass with"
+            " means and variances) or mean (no epistemic uncertainty).",
+            default="draws; frequentist: mean",
         ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Draws of the weights in the file, with --what draws. [dim]\\[default: 10][/dim]",
-            show_default=False,
-        ),
+        option("N", "Draws of the weights in the file, with --what draws.", default="10", min=1),
     ] = None,
     calibrated: Annotated[
         bool,
         typer.Option("--calibrated", help="Calibrate the probabilities in the file, by the temperature of the run."),
     ] = False,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -89,7 +72,6 @@ def export(
 
     require_choice("--format", format, tuple(SUFFIXES))
     require_choice("--what", what, (None, "draws", "moments", "mean"))
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     file = out or Path(f"{place_for(run) if run.name else run.resolve()}{SUFFIXES[format]}")
     if file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")

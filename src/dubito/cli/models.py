@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.options import option
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.harmless import say
 
@@ -53,12 +54,7 @@ def models(
     ] = 1,
     size: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Height and width of the images, in pixels. [dim]\\[default: the usual size of the network][/dim]",
-            show_default=False,
-        ),
+        option("N", "Height and width of the images, in pixels.", default="the usual size of the network", min=1),
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -11,19 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dubito.cli.engine import Address, EngineName, GpusPerWorker, Workers, choose_engine
 from dubito.cli.failure import Debug, Trust
+from dubito.cli.options import (
+    Address,
+    BatchSize,
+    Checkpoint,
+    Device,
+    EngineName,
+    GpusPerWorker,
+    Samples,
+    Seed,
+    Workers,
+    choose_device,
+    choose_engine,
+    option,
+    require_choice,
+    run_argument,
+)
 from dubito.cli.rows import STDOUT, Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
-from dubito.errors import DataError, OptionError, unknown
+from dubito.errors import DataError, OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
-from dubito.runs.config import LARGEST_SEED
-from dubito.zoo import find
 
 if TYPE_CHECKING:
-    import torch
-
     from dubito.engines import Engine
     from dubito.runs.description import DataDescription
     from dubito.runs.run import Run
@@ -59,28 +70,13 @@ REASONS = 5
 """How many errors are printed on stderr; the rows have them all."""
 
 
-def _checked_seed(value: int) -> int:
-    if value > LARGEST_SEED:
-        raise OptionError(f"--seed is {value}, but must be at most {LARGEST_SEED}.")
-    return value
-
-
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed. The same seed gives the same result."),
-]
-
-
 def predict(
     context: typer.Context,
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN",
-            callback=find,
-            help="Run folder, folder written by dubito.save, .onnx file written by dubito export, or zoo:NAME "
-            "(dubito zoo lists them).",
-            show_default=False,
+        run_argument(
+            "Run folder, folder written by dubito.save, .onnx file written by dubito export, or zoo:NAME (dubito zoo"
+            " lists them).",
         ),
     ],
     images: Annotated[
@@ -93,7 +89,7 @@ def predict(
             show_default=False,
         ),
     ],
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
+    samples: Samples = 10,
     method: Annotated[
         str,
         typer.Option(
@@ -104,23 +100,21 @@ def predict(
     ] = "weights",
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write all rows to a .csv, .json, .jsonl (or .ndjson) or .parquet file; - prints them as "
-            ".csv, and a folder gets them in parts. In a .csv, text that begins with = + - @ gets an "
-            "apostrophe before it, and control characters are written out.",
-            show_default=False,
+        option(
+            "FILE",
+            "Write all rows to a .csv, .json, .jsonl (or .ndjson) or .parquet file; - prints them as .csv, and a "
+            "folder gets them in parts. In a .csv, text that begins with = + - @ gets an apostrophe before it, and "
+            "control characters are written out.",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a folder of parts.")] = False,
     chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Images in each part, if --out is a folder.")] = 8192,
     sort: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Order of the rows: {', '.join(SORTABLE[:-2])} (most uncertain first), path, or given (as in "
-            "IMAGES). [dim]\\[default: whichever found mistakes best on the validation images][/dim]",
-            show_default=False,
+        option(
+            "NAME",
+            f"Order of the rows: {', '.join(SORTABLE[:-2])} (most uncertain first), path, or given (as in IMAGES).",
+            default="whichever found mistakes best on the validation images",
         ),
     ] = None,
     calibrated: Annotated[
@@ -142,27 +136,20 @@ def predict(
     top: Annotated[
         int, typer.Option(metavar="N", min=0, help="Rows to print, 0 for all. A file always gets all.")
     ] = 20,
-    batch_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
-    ] = 256,
+    batch_size: BatchSize = 256,
     seed: Seed = 0,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
+    checkpoint: Checkpoint = "best",
     engine: EngineName = "local",
     workers: Workers = None,
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    ] = "auto",
+    device: Device = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Predict the class of images, with aleatoric and epistemic uncertainty."""
     require_choice("--sort", sort, (None, *SORTABLE))
     require_choice("--method", method, METHODS)
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     carrier = choose_engine(engine, workers, address, gpus_per_worker)
     in_parts = out is not None and out != STDOUT and not out.suffix
     if not in_parts and (engine != "local" or resume):
@@ -312,26 +299,6 @@ def _order(sort: str | None, calibration: Calibration | None, run: Path) -> tupl
         f"Warning: {chosen} found mistakes no better than chance on {images} (AUROC {score.auroc:.3f}, 95 % interval "
         f"{low:.3f} to {high:.3f})."
     )
-
-
-def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
-    """An error if an option has a value that is none of the valid ones."""
-    if value not in valid:
-        raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; an error if this machine does not have it."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-        return device
-    except (RuntimeError, AssertionError):  # the latter if torch was built without
-        raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
 
 
 def _refuse(context: typer.Context, options: Sequence[str], what: str) -> None:

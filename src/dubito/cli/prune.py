@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.predict import require_choice
+from dubito.cli.options import Checkpoint, Samples, option, run_argument
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, size
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
-from dubito.zoo import find, place_for
+from dubito.zoo import place_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,27 +48,21 @@ _COPIED = ("config.yaml", "network.json", "environment.json", "metrics.csv", "po
 def prune(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", callback=find, help="Run folder of a Bayesian network.", show_default=False),
+        run_argument("Run folder of a Bayesian network."),
     ],
     sparsity: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Share of the weights to set to zero, such as 0.9.", show_default=False),
+        option("SHARE", "Share of the weights to set to zero, such as 0.9."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder for the pruned run, or for the curve. [dim]\\[default: RUN-pruned-SHARE, or RUN][/dim]",
-            show_default=False,
-        ),
+        option("FOLDER", "Folder for the pruned run, or for the curve.", default="RUN-pruned-SHARE, or RUN"),
     ] = None,
     curve: Annotated[
         bool, typer.Option("--curve", help="Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
     ] = False,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")] = 10,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
+    samples: Samples = 10,
+    checkpoint: Checkpoint = "best",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -81,7 +75,6 @@ def prune(
 
     if sparsity is None and not curve:
         raise OptionError("There is nothing to do: give --sparsity SHARE, --curve or both.")
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     if curve:
         require_matplotlib()
     torch.set_flush_denormal(True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
+from dubito.cli.options import option, run_argument
 from dubito.cli.rows import require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 from dubito.harmless import say
-from dubito.zoo import find, place_for
+from dubito.zoo import place_for
 
 EXAMPLES = examples(
     "dubito report runs/first",
@@ -24,44 +23,27 @@ EXAMPLES = examples(
 def report(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN",
-            callback=find,
-            help="Run folder, the folder of an evaluation, or zoo:NAME.",
-            show_default=False,
-        ),
+        run_argument("Run folder, the folder of an evaluation, or zoo:NAME."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="HTML file to write. [dim]\\[default: RUN/report.html][/dim]", show_default=False
-        ),
+        option("FILE", "HTML file to write.", default="RUN/report.html"),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Draws of the weights. [dim]\\[default: as in the stored evaluation, or 10][/dim]",
-            show_default=False,
-        ),
+        option("N", "Draws of the weights.", default="as in the stored evaluation, or 10", min=1),
     ] = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Data set of other things, for which the network should be uncertain. Can be given several "
-            "times. [dim]\\[default: as in the stored evaluation][/dim]",
-            show_default=False,
+        option(
+            "NAME",
+            "Data set of other things, for which the network should be uncertain. Can be given several times.",
+            default="as in the stored evaluation",
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder for the figures, as PNG and SVG. [dim]\\[default: RUN/figures][/dim]",
-            show_default=False,
-        ),
+        option("FOLDER", "Folder for the figures, as PNG and SVG.", default="RUN/figures"),
     ] = None,
     trust: Trust = False,
     debug: Debug = False,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dubito.cli.engine import Address, EngineName, GpusPerWorker, choose_engine
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
+from dubito.cli.options import Address, EngineName, GpusPerWorker, choose_engine, option
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
@@ -48,11 +48,10 @@ def reproduce(
     ] = "cpu",
     only: Annotated[
         str,
-        typer.Option(
-            metavar="LIST",
-            help="Cells to run, such as model=lenet5,data=mnist. The names are model, data, inference and "
-            "head; a name can be given twice to allow both values.",
-            show_default=False,
+        option(
+            "LIST",
+            "Cells to run, such as model=lenet5,data=mnist. The names are model, data, inference and head; a name "
+            "can be given twice to allow both values.",
         ),
     ] = "",
     jobs: Annotated[
@@ -73,7 +72,7 @@ def reproduce(
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="H", help="Start no new epoch or cell after this many hours.", show_default=False),
+        option("H", "Start no new epoch or cell after this many hours."),
     ] = None,
     runs: Annotated[
         Path | None,

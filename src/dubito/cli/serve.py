@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.predict import choose_device, require_choice
+from dubito.cli.options import AnyNetwork, Checkpoint, Device, choose_device, option
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
-from dubito.zoo import find
 
 EXAMPLES = examples(
     "dubito serve runs/first",
@@ -26,15 +24,7 @@ EXAMPLES = examples(
 
 
 def serve(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            callback=find,
-            help="Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).",
-            show_default=False,
-        ),
-    ],
+    run: AnyNetwork,
     host: Annotated[
         str,
         typer.Option(
@@ -62,11 +52,10 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Further host name that requests may use, for example of a proxy. A server on 127.0.0.1 "
-            "otherwise answers only 127.0.0.1 and localhost.",
-            show_default=False,
+        option(
+            "NAME",
+            "Further host name that requests may use, for example of a proxy. A server on 127.0.0.1 otherwise "
+            "answers only 127.0.0.1 and localhost.",
         ),
     ] = None,
     max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: images in a request.")] = 64,
@@ -107,17 +96,12 @@ def serve(
     write_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit for a client to receive an answer.")
     ] = 20,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="NAME", help="Which weights: best (lowest validation NLL) or last.")
-    ] = "best",
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    ] = "auto",
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Serve predictions over HTTP, with a page to try them."""
-    require_choice("--checkpoint", checkpoint, ("best", "last"))
     from dubito.serving.limits import Limits
     from dubito.serving.running import serve as run_server
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from dubito.cli.engine import Address, GpusPerWorker, choose_engine
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
+from dubito.cli.options import Address, GpusPerWorker, choose_engine, option
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
 from dubito.harmless import say
@@ -98,14 +98,14 @@ def train(**given: Any) -> None:
 
 def _engine(given: dict[str, Any]) -> RayEngine | None:
     """The engine that trains, taken out of what was given; None for this process, whose --workers read images."""
-    name, address, gpus = (given.pop(option) for option in ("engine", "address", "gpus_per_worker"))
+    name, address, gpus = (given.pop(name) for name in ("engine", "address", "gpus_per_worker"))
     workers = given.pop("workers") if name == "ray" else None
     engine = choose_engine(name, workers, address, gpus)
     if name == "local":
         return None
-    for option in ("devices", "num_nodes"):
-        if given[option] is not None:
-            raise UsageError(f"--{option.replace('_', '-')} is for the engine local; the engine ray has --workers")
+    for setting in ("devices", "num_nodes"):
+        if given[setting] is not None:
+            raise UsageError(f"--{setting.replace('_', '-')} is for the engine local; the engine ray has --workers")
     from dubito.engines import RayEngine
 
     assert isinstance(engine, RayEngine)
@@ -115,12 +115,12 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
 def _signature() -> inspect.Signature:
     """A flag for each setting; None leaves it to preset and YAML file."""
     own = {
-        "preset": (str, _option("NAME", f"Set of defaults: {', '.join(PRESETS)}.", "default")),
-        "config": (Path, _option("FILE", "YAML file with settings, `name: value` lines.")),
-        "out": (Path, _option("FOLDER", "Folder for the new run.", "runs/DATA-MODEL-INFERENCE-SEED")),
-        "resume": (Path, _option("RUN", "Continue this run. No settings can be given with it.")),
+        "preset": (str, option("NAME", f"Set of defaults: {', '.join(PRESETS)}.", default="default")),
+        "config": (Path, option("FILE", "YAML file with settings, `name: value` lines.")),
+        "out": (Path, option("FOLDER", "Folder for the new run.", default="runs/DATA-MODEL-INFERENCE-SEED")),
+        "resume": (Path, option("RUN", "Continue this run. No settings can be given with it.")),
     }
-    parameters = [_parameter(name, kind | None, option) for name, (kind, option) in own.items()]
+    parameters = [_parameter(name, kind | None, shown) for name, (kind, shown) in own.items()]
     defaults = {"engine": "local", "address": None, "gpus_per_worker": None}
     parameters += [_parameter(name, kind, default=defaults.get(name, False)) for name, kind in FLAGS.items()]
     kinds = get_type_hints(TrainingConfig)
@@ -130,19 +130,15 @@ def _signature() -> inspect.Signature:
         kind = kinds[field.name]
         plain = kind if kind in (int, float, bool) else str  # choices are checked by `configure`, as in a YAML file
         metavar = {int: "N", float: "NUMBER", bool: None}.get(kind, "NAME")
-        option = _option(metavar, field.metadata["help"], _defaults(field.name, field.default), panel)
-        parameters.append(_parameter(field.name, plain | None, option))
+        default = _defaults(field.name, field.default)
+        shown = option(metavar, field.metadata["help"], default=default, rich_help_panel=panel)
+        parameters.append(_parameter(field.name, plain | None, shown))
     return inspect.Signature(parameters)
 
 
-def _parameter(name: str, kind: Any, option: Any = None, default: Any = None) -> inspect.Parameter:
-    annotation = kind if option is None else Annotated[kind, option]
+def _parameter(name: str, kind: Any, shown: Any = None, default: Any = None) -> inspect.Parameter:
+    annotation = kind if shown is None else Annotated[kind, shown]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _option(metavar: str | None, help: str, default: str = "", panel: str | None = None) -> Any:
-    shown = f"{help} [dim]\\[default: {default}][/dim]" if default else help
-    return typer.Option(metavar=metavar, help=shown, rich_help_panel=panel, show_default=False)
 
 
 def _defaults(name: str, default: Any) -> str:

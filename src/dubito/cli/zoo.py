@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
+from dubito.cli.options import option
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say
@@ -31,7 +32,7 @@ def zoo(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Copy this network into a new run folder.", show_default=False),
+        option("FOLDER", "Copy this network into a new run folder."),
     ] = None,
     debug: Debug = False,
 ) -> None:

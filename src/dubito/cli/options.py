@@ -1,0 +1,116 @@
+"""The arguments and options that several commands share, and what checks their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dubito.errors import OptionError, unknown
+from dubito.runs.config import LARGEST_SEED
+from dubito.zoo import find
+
+if TYPE_CHECKING:
+    import torch
+
+    from dubito.engines import Engine
+
+
+def run_argument(help: str) -> Any:
+    """The argument RUN: a run folder, or whatever else a command takes in its place; zoo:NAME is found too."""
+    return typer.Argument(metavar="RUN", callback=find, help=help, show_default=False)
+
+
+def option(metavar: str | None, help: str, *, default: str = "", **settings: Any) -> Any:
+    """An option whose value may be left out; `default` is what is shown of its default, nothing unless given."""
+    shown = f"{help} [dim]\\[default: {default}][/dim]" if default else help
+    return typer.Option(metavar=metavar, help=shown, show_default=False, **settings)
+
+
+def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
+    """An error if an option has a value that is none of the valid ones."""
+    if value not in valid:
+        raise OptionError(unknown(name, value, [choice for choice in valid if choice is not None]))
+
+
+def _checked_seed(value: int) -> int:
+    if value > LARGEST_SEED:
+        raise OptionError(f"--seed is {value}, but must be at most {LARGEST_SEED}.")
+    return value
+
+
+def _checked_checkpoint(value: str) -> str:
+    require_choice("--checkpoint", value, ("best", "last"))
+    return value
+
+
+AnyNetwork = Annotated[
+    Path, run_argument("Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).")
+]
+Data = Annotated[str | None, option("NAME", "Another data set with the same classes, whose test images are used.")]
+Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed. The same seed gives the same result."),
+]
+Bootstrap = Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")]
+BatchSize = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", callback=_checked_checkpoint, help="Which weights: best (lowest validation NLL) or last."
+    ),
+]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; an error if this machine does not have it."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        return device
+    except (RuntimeError, AssertionError):  # the latter if torch was built without
+        raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
+
+
+# ---- what carries the work: this process or a cluster ---------------------------------------------------------------
+
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", metavar="NAME", help="Where the work runs: local (this process) or ray (a cluster)."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", metavar="N", min=1, help="Number of processes, with --engine ray.", show_default="one per core"
+    ),
+]
+Address = Annotated[
+    str | None,
+    option(
+        "HOST:PORT",
+        "Ray cluster to connect to, or auto for the one this machine belongs to.",
+        default="a new one on this machine",
+    ),
+]
+GpusPerWorker = Annotated[
+    float | None, typer.Option(metavar="G", min=0, help="GPUs of each process; may be a fraction.")
+]
+
+
+def choose_engine(name: str, workers: int | None, address: str | None, gpus: float | None) -> Engine:
+    """The engine that the options ask for."""
+    from dubito.engines import get_engine
+
+    return get_engine(name, workers=workers, address=address, gpus=gpus)
