@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.peers.document import OVERVIEW, column, page, tables, with_cost_table
 from benchmarks.peers.install import failures
 from benchmarks.peers.plan import GROWTH_BATCH, Stage, full_plan, quick_plan
+from benchmarks.peers.profile import profile
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -146,7 +147,7 @@ def measure(stage: Stage, threads: int, advance: Callable[[float], None]) -> dic
 
 def profiled(worker: Worker, work: Work) -> dict[str, Any]:
     try:
-        return asdict(worker.profile(work))
+        return asdict(worker.examine(work, profile))
     except WorkerError as error:
         return {"failure": str(error)}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.peers.profile import Group
+
 from dubito.benchmark import Work
-from dubito.benchmark.profile import Group
 from dubito.benchmark.systems import Frequentist
 from dubito.benchmark.work import Task
 from dubito.errors import DubitoError

@@ -12,7 +12,7 @@ import dubito
 from dubito.benchmark import OURS, Frequentist, Measure, PlainNetwork, Work, compare, measures_of, open_workers, ratios
 from dubito.benchmark.memory import forget_peak, peak
 from dubito.benchmark.systems import PREDICTION, TRAINING, LocalTraining, MomentPrediction, WeightPrediction
-from dubito.benchmark.work import Task, _plain
+from dubito.benchmark.work import Task
 from dubito.benchmark.workers import WorkerError
 
 TINY = PlainNetwork(width=2, depth=1)
@@ -73,20 +73,6 @@ def test_the_twin_that_all_are_compared_with_has_layers_of_torch_alone() -> None
     assert {name: value.shape for name, value in network.state_dict().items()} == {
         name: value.shape for name, value in made.items()
     }
-
-
-def test_plain_convolutions_compute_what_their_subclasses_do() -> None:
-    class Special(nn.Conv2d):
-        pass
-
-    network = nn.Sequential(
-        nn.Sequential(Special(2, 4, 3, stride=2, padding=1, groups=2, bias=False)), Special(4, 2, 1)
-    )
-    images = torch.randn(2, 2, 6, 6)
-    expected = network(images)
-    plain = _plain(network)
-    assert [type(layer) for layer in plain.modules() if isinstance(layer, nn.Conv2d)] == [nn.Conv2d, nn.Conv2d]
-    assert torch.equal(plain(images), expected)
 
 
 def test_systems_do_only_what_they_can_and_are_asked_for() -> None:

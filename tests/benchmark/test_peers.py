@@ -8,12 +8,12 @@ from benchmarks.peers.document import TABLE_BEGINS, TABLE_ENDS, cell, column, ne
 from benchmarks.peers.figure import growth_figure
 from benchmarks.peers.install import reason, requirements
 from benchmarks.peers.plan import AXES, full_plan, quick_plan
+from benchmarks.peers.profile import Group
 from benchmarks.peers.systems import SYSTEMS, PlainLayers
 from torch.distributions import Normal, kl_divergence
 
 import dubito
 from dubito.benchmark import Frequentist, PlainNetwork, Work
-from dubito.benchmark.profile import Group
 from dubito.benchmark.systems import LocalTraining, MomentPrediction, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 from dubito.errors import DubitoError

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from benchmark_workers import Raises, here
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.plan import Stage
+from benchmarks.peers.profile import Group, grouped, profile
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from dubito.benchmark import Frequentist, Measure, PlainNetwork, System, Work
-from dubito.benchmark.profile import Group, grouped, profile
 from dubito.benchmark.systems import LocalTraining, WeightPrediction, WeightTraining
 from dubito.benchmark.work import Task
 from dubito.benchmark.workers import _training_step

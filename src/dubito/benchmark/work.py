@@ -54,31 +54,13 @@ class Work:
             torch.manual_seed(0)
             if isinstance(self.network, PlainNetwork):
                 return self.network.build()
-            network = build(self.network, CLASSES, CHANNELS, "frequentist")
-            return _plain(network)
+            return build(self.network, CLASSES, CHANNELS, "frequentist")
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Images and labels, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(self.batch, CHANNELS, 32, 32, generator=generator)
         return images, torch.randint(CLASSES, (self.batch,), generator=generator)
-
-
-def _plain(network: nn.Module) -> nn.Module:
-    """The network with torch's own convolutions in the place of subclasses of them."""
-    for name, layer in list(network.named_children()):
-        if isinstance(layer, nn.Conv2d) and type(layer) is not nn.Conv2d:
-            setattr(network, name, _plain_convolution(layer))
-        else:
-            _plain(layer)
-    return network
-
-
-def _plain_convolution(layer: nn.Conv2d) -> nn.Conv2d:
-    sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    made = nn.Conv2d(*sizes, layer.groups, layer.bias is not None, layer.padding_mode)  # type: ignore[arg-type]
-    made.load_state_dict(layer.state_dict())
-    return made
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,16 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.benchmark.memory import forget_peak, peak
-from dubito.benchmark.profile import Profile, profile
 from dubito.benchmark.systems import Frequentist, System
 from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
 from dubito.memory import keep_freed_memory
 
+Examination = Callable[[Callable[[], Any], nn.Module], Any]
+"""Of an action, and the network that it uses."""
 PATIENCE = 900.0
 """Seconds after which an answer is no longer waited for."""
 TIMES = 3
@@ -65,10 +66,9 @@ class Worker:
         """Megabytes that building the network and working needs at most, beyond what there was; ask it first of all."""
         return float(self._ask("memory", work))
 
-    def profile(self, work: Work) -> Profile:
-        """Where the time of the work goes."""
-        found: Profile = self._ask("profile", work)
-        return found
+    def examine(self, work: Work, examined: Examination) -> Any:
+        """What a function finds out about the work and its network."""
+        return self._ask("examine", work, examined)
 
     def forget(self) -> None:
         """Give back the memory of everything built so far."""
@@ -205,9 +205,9 @@ class _Workbench:
         self._actions[work] = action
         return peak() - before
 
-    def profile(self, work: Work) -> Profile:
+    def examine(self, work: Work, examined: Examination) -> Any:
         self.prepare(work)
-        return profile(self._actions[work], self._systems[work.network].network)
+        return examined(self._actions[work], self._systems[work.network].network)
 
     def forget(self) -> None:
         self._systems.clear()

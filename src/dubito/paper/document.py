@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from dubito.errors import RunError
 from dubito.evaluation.headline import leaning
 from dubito.files import write_atomically
-from dubito.paper.ambiguities import AMBIGUITIES
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
 from dubito.paper.claims import GOALS, NOT_JUDGED, covers_draws, goals, judge
 from dubito.paper.display import duration
@@ -72,7 +72,7 @@ def compose(results: Path, link: str) -> str:
         "Places where the text is ambiguous, or contradicts itself or the authors' code, and what is done here. The "
         "code is kumar-shridhar/PyTorch-BayesianCNN, and hashes are its commits; the repository that a footnote of the "
         "paper names (PyTorch-Softplus-Normalization-Uncertainty-Estimation-Bayesian-CNN) was not examined.",
-        markdown(("where", "what", "here"), [(a.place, _cell(a.problem), _cell(a.choice)) for a in AMBIGUITIES]),
+        (files("dubito.paper") / "ambiguities.md").read_text(encoding="utf-8").rstrip(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -86,10 +86,6 @@ def _trials(folder: Path, link: str) -> tuple[str, ...]:
 def _named(link: str) -> str:
     """A folder as it is called in the repository, wherever the page stands."""
     return link.replace("../", "")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
