@@ -24,7 +24,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("all", "dev", "hf", "onnx", "parquet", "ray", "serve", "tensorboard", "train")
+EXTRAS = ("all", "dev", "docs", "hf", "onnx", "parquet", "ray", "serve", "tensorboard", "train")
 IMPORTS = """
 import importlib, pkgutil, sys
 import dubito
