@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,6 +44,8 @@ VALIDATION_IMAGES = 500
 """Of the validation record, so many predictions are packed, for a server to compare with; what was fitted is of all."""
 HALVED = (".rho", ".prior.mean")
 """What a network that is too large has in half precision: how wide its posteriors are, and where they began."""
+FRONT = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- trained networks: made by make zoo -->", "<!-- end -->"
 TAKEN = ("config.yaml", "best.safetensors", "metrics.csv", "posterior.csv")
 
 
@@ -135,6 +138,7 @@ def main() -> None:
     if given.cards:
         for name in given.names or names():
             write_atomically(FOLDER / name / CARD, card(figures_of(name)))
+        write_atomically(FRONT, with_overview(FRONT.read_text(encoding="utf-8")))
         return
     torch.set_flush_denormal(True)
     for entry in ENTRIES:
@@ -145,6 +149,7 @@ def main() -> None:
         if entry.packed:
             pack(entry, given.work)
             print(f"{entry.name}: {sum(file.stat().st_size for file in (FOLDER / entry.name).iterdir()) / 1e6:.2f} MB")
+            write_atomically(FRONT, with_overview(FRONT.read_text(encoding="utf-8")))
 
 
 def train(entry: Entry, work: Path) -> None:
@@ -192,6 +197,23 @@ def pack(entry: Entry, work: Path) -> None:
         shutil.rmtree(FOLDER / entry.name, ignore_errors=True)
         with new_folder(FOLDER / entry.name) as packed:
             shutil.copytree(place, packed, dirs_exist_ok=True)
+
+
+def with_overview(page: str) -> str:
+    """A page with today's table of all networks between its marks."""
+    header = ["network", "trained by", "accuracy", "NLL", "ECE", "accepted by its rule", "of them wrong", "told apart"]
+    rows = [header, ["---"] * len(header), *(_overview(figures_of(name)) for name in names())]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return re.sub(rf"({BEGIN}\n).*?({END})", lambda marks: f"{marks[1]}{table}\n{marks[2]}", page, flags=re.DOTALL)
+
+
+def _overview(found: dict[str, Any]) -> list[str]:
+    test, decided, (other, scores) = found["test"], found["decided"], next(iter(found["ood"].items()))
+    wrong = "-" if decided["error"] is None else f"{decided['error']:.2%}"
+    shares = [f"{test['accuracy']:.2%}", f"{decided['accepted'] / decided['images']:.1%}", wrong]
+    accuracy, accepted, wrong = (share.replace("%", " %") for share in shares)
+    numbers = [accuracy, f"{test['nll']:.3f}", f"{test['ece']:.3f}", accepted, wrong]
+    return [f"`zoo:{found['name']}`", found["method"], *numbers, f"{scores['novelty']:.3f} {other}"]
 
 
 def _without_places(config: Path, init: str, work: Path) -> None:

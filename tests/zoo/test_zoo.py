@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.zoo import ENTRIES, card
+from benchmarks.zoo import ENTRIES, FRONT, card, with_overview
 from torch.nn.functional import interpolate, pad
 
 import dubito as library
@@ -70,6 +70,16 @@ def test_a_card_is_written_from_the_figures_beside_it(name: str) -> None:
     )
     assert "/tmp" not in zoo.card(name)
     assert not Path(Run.open(f"zoo:{name}").config.init).is_absolute()
+
+
+def test_the_table_of_the_readme_is_that_of_the_figures() -> None:
+    page = FRONT.read_text(encoding="utf-8")
+    assert with_overview(page) == page
+    rows = [line for line in page.splitlines() if line.startswith("| `zoo:")]
+    assert [row.split("`")[1] for row in rows] == [f"zoo:{name}" for name in NAMES]
+    targets = {entry.name: f"{100 * entry.max_error:g} %" for entry in ENTRIES if entry.packed}
+    prose = page[page.index("A rule accepts") :]
+    assert all(target in prose for target in targets.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
