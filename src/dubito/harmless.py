@@ -16,6 +16,8 @@ _CONTROL = {"Cc", "Cs", "Zl", "Zp"}
 """Control characters, halves of characters (which stand for bytes that are no UTF-8), line and paragraph breaks."""
 _TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """Characters that turn the direction of what follows, and so make a text look like another."""
+_LONGEST = 300
+"""Characters of a name in a sentence; half as many stay at each end of a longer one."""
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """How a formula begins; spreadsheets take the wide forms for the others."""
 
@@ -38,6 +40,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter.encode("unicode_escape").decode() if is_control(letter) else letter for letter in text)
+
+
+def short(name: str) -> str:
+    """A name as a sentence can quote it: on one line, and without the middle of one that is very long.
+
+    >>> short("cat.png"), len(short("\\0" * 100_000))
+    ('cat.png', 305)
+    """
+    shown = printable(name)
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]} ... {shown[-_LONGEST // 2 :]}"
 
 
 def say(text: str = "", *, err: bool = False) -> None:

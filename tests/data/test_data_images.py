@@ -144,6 +144,15 @@ def test_unreadable_files_are_named_with_the_reason(tmp_path: Path, content: byt
     assert "\n" not in text
 
 
+def test_a_sentence_quotes_no_name_of_any_length() -> None:
+    """A list of images may have a line of a megabyte, of which a terminal would show each control character as four."""
+    for look in (lambda path: read_image(path, 3), images.inspect_image):
+        with pytest.raises(DataError, match=r"^pictures/.* \.\.\. .*does not exist\.$") as error:
+            look("pictures/" + "\1" * 100_000)
+        assert len(str(error.value)) < 400
+        assert str(error.value).isprintable()
+
+
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.png does not exist"):
         read_image(tmp_path / "absent.png", 3)

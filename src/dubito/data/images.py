@@ -19,6 +19,7 @@ from torch import Tensor
 from dubito.data.fitting import Fit, Window, box, check_fit, fitted, least_scale
 from dubito.data.registry import IMAGE_SIZE
 from dubito.errors import DataError, OptionError
+from dubito.harmless import short
 from dubito.limits import file_limits, variable
 from dubito.memory import give_back_memory
 
@@ -100,9 +101,8 @@ def read_pixels(
 
 
 def _name(source: Source) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        return str(source)
-    return str(getattr(source, "name", "the image"))
+    """What a sentence calls it."""
+    return short(str(source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "the image")))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def inspect_image(path: str | os.PathLike[str]) -> FileFacts:
 
     Cheaper than reading it: a JPEG is decoded at an eighth of its size, and of a PNG the checksums are compared.
     """
-    name = str(path)
+    name = _name(path)
     _require_file(path, name)
     try:
         with _open(path) as picture, _memory_for(picture, path, name):
