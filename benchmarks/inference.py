@@ -1,12 +1,14 @@
 """Ways of inference side by side: what each costs in accuracy, and what its uncertainties find.
 
-    dubito evaluate RUN --ood SET            # of every run first; an ensemble: dubito evaluate RUN RUN RUN --ensemble
-    python -m benchmarks.inference FOLDER... --out results/inference.json
+    python -m benchmarks.inference train lenet5 --runs runs/inference [--ways twin,natural] [--seeds 0,1]
+    python -m benchmarks.inference table FOLDER... --out results/inference.json
 
-Each folder holds an evaluation: a run folder, or the folder of an ensemble's evaluation. One table for each network and
-data set. Trainings that differ in nothing but the seed share a row: the mean, and in brackets the range. Everything is
-of the test images, with the weights of lowest validation NLL; the free energy is that of the last epoch's training
-images under draws, in nats an image, and needs no temperature to be compared. AUROC is that of finding mistakes, and of
+`train` trains and evaluates a network in every way of `WAYS`: one that is there is gone on with, or left as it is.
+Some start from the twin's weights, and the ensemble is made of twins. `table` compares evaluations, which lie in run
+folders or in those of ensembles; without folders it takes all of --runs. One table for each network and data set.
+Trainings that differ in nothing but the seed share a row: the mean, and in brackets the range. Everything is of the
+test images, with the weights of lowest validation NLL; the free energy is that of the last epoch's training images
+under draws, in nats an image, and needs no temperature to be compared. AUROC is that of finding mistakes, and of
 telling other images from test images, by each score.
 """
 
@@ -14,11 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dubito.evaluation.storage import read
+from dubito.evaluation.storage import FILE, read
 from dubito.files import write_atomically
 from dubito.runs.run import Run
 
@@ -27,22 +32,97 @@ SHORT = {"entropy": "entropy", "epistemic": "epistemic", "mutual_information": "
 PLAIN = ("accuracy", "nll", "ece")
 
 
-def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    options = _options(arguments)
-    rows = grouped([measured(folder) for folder in options.folders])
+NETWORKS = {
+    "lenet5": ("--data mnist --model lenet5 --epochs 10", "fashion-mnist"),
+    "alexnet": ("--data cifar10 --model alexnet --epochs 10 --precision bf16", "cifar100"),
+    "resnet20": ("--data cifar10 --model resnet20 --epochs 20 --precision bf16 --validation-fraction 0.05", "cifar100"),
+}
+"""The settings of each network, and images of other things."""
+TWIN, ENSEMBLE = "twin", "ensemble"
+TUNED = "--preset finetune --epochs 2 --init {twin}"
+WAYS = {
+    TWIN: "--inference frequentist",
+    "dropout": "--inference dropout",
+    "backprop": "--estimator local",
+    "natural": "--optimizer natural",
+    "natural-local": "--optimizer natural --estimator local",
+    "tuned-backprop": f"{TUNED} --optimizer adam --estimator local",
+    "tuned-natural": TUNED,
+    "tuned-natural-local": f"{TUNED} --estimator local",
+}
+"""The settings of each way; what comes later replaces what a network says."""
+MEMBERS = 3
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = _options(arguments)
+    if given.do == "train":
+        for seed in given.seeds:
+            for way in given.ways:
+                train(given.network, way, seed, given.runs)
+        if ENSEMBLE in given.ways:
+            ensemble(given.network, given.runs)
+        return
+    folders = given.folders or [path.parent for path in sorted(given.runs.glob(f"*/{FILE}.json"))]
+    rows = grouped([measured(folder) for folder in folders])
     table = markdown(rows)
-    if options.out:
-        write_atomically(options.out, json.dumps(rows, indent=1) + "\n")
-        write_atomically(options.out.with_suffix(".md"), table + "\n")
+    if given.out:
+        write_atomically(given.out, json.dumps(rows, indent=1) + "\n")
+        write_atomically(given.out.with_suffix(".md"), table + "\n")
     print(table)
-    return rows
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folders", type=Path, nargs="+", help="folders with an evaluation")
-    parser.add_argument("--out", type=Path, help="also write the results as JSON, and the tables beside it")
-    return parser.parse_args(arguments)
+    todo = parser.add_subparsers(dest="do", required=True)
+    trainings = todo.add_parser("train", help="train and evaluate a network in several ways")
+    trainings.add_argument("network", choices=list(NETWORKS))
+    trainings.add_argument("--ways", type=lambda text: text.split(","), default=[*WAYS, ENSEMBLE])
+    trainings.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
+    comparison = todo.add_parser("table", help="compare evaluations")
+    comparison.add_argument("folders", type=Path, nargs="*", help="folders with an evaluation; all of --runs if none")
+    comparison.add_argument("--out", type=Path, help="also write the results as JSON, and the tables beside it")
+    for one in (trainings, comparison):
+        one.add_argument("--runs", type=Path, default=Path("runs/inference"), help="where the trainings are")
+    given = parser.parse_args(arguments)
+    if given.do == "train" and (unknown := set(given.ways) - {*WAYS, ENSEMBLE}):
+        parser.error(f"there is no way {', '.join(sorted(unknown))} among {', '.join([*WAYS, ENSEMBLE])}")
+    return given
+
+
+def train(network: str, way: str, seed: int, runs: Path) -> None:
+    """Train the network in this way, or go on with it, and evaluate it; an ensemble's members are twins."""
+    if way == ENSEMBLE:
+        for other in range(seed, seed + MEMBERS):
+            train(network, TWIN, other, runs)
+        return
+    settings, others = NETWORKS[network]
+    run, twin = runs / f"{network}-{way}-{seed}", runs / f"{network}-{TWIN}-{seed}"
+    words = shlex.split(f"{settings} {WAYS[way]}".format(twin=twin))
+    if not (run / "config.yaml").exists():
+        dubito("train", *words, "--seed", str(seed), "--no-novelty", "--out", str(run))
+    elif Run.open(run).find_validation() is None:
+        dubito("train", "--resume", str(run))
+    evaluate([run], others, run)
+
+
+def ensemble(network: str, runs: Path) -> None:
+    """Evaluate the mixture of the first twins."""
+    members = [runs / f"{network}-{TWIN}-{seed}" for seed in range(MEMBERS)]
+    evaluate(members, NETWORKS[network][1], runs / f"{network}-{ENSEMBLE}", "--ensemble")
+
+
+def evaluate(members: Sequence[Path], others: str, folder: Path, *more: str) -> None:
+    """Measure it on the test images, unless that was done."""
+    if not (folder / f"{FILE}.json").exists():
+        runs = [str(member) for member in members]
+        dubito("evaluate", *runs, "--ood", others, "--noise", "none", "--folder", str(folder), *more)
+
+
+def dubito(*words: str) -> None:
+    """Call a command."""
+    print("dubito", shlex.join(words), flush=True)
+    subprocess.run([sys.executable, "-m", "dubito", *words], check=True)
 
 
 def measured(folder: Path) -> dict[str, Any]:
