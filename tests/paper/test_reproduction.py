@@ -23,15 +23,17 @@ from dubito.evaluation import Evaluation
 from dubito.paper import drawings, published
 from dubito.paper.cells import BUDGETS, Cell, Experiment, cells_of, chosen
 from dubito.paper.claims import judge
-from dubito.paper.document import compose
+from dubito.paper.document import compose, write_document
 from dubito.paper.grid import require_same_settings
 from dubito.paper.measurements import batch_aleatoric, correlation
+from dubito.paper.record import verdicts
 from dubito.paper.results import collect, read
 from dubito.training import Run
 
 ROOT = Path(__file__).parents[2]
 SMOKE = BUDGETS["smoke"]
 SENTINEL = 7654.25
+SETTINGS = "Settings that are not the paper's"
 
 
 CELLS = chosen(list(Experiment), SMOKE, "model=lenet5,data=mnist,data=cifar10")
@@ -76,8 +78,8 @@ def test_the_figures_are_pictures_of_something(smoke) -> None:
     from PIL import Image
 
     figures = sorted(path.name for path in smoke.results.glob("*.png"))
-    single = ["filters.png", "noise-levels.png", "noise.png", "posterior.png", "table1.png", "table2.png"]
-    assert figures == sorted([*single, "table1-lenet5-cifar10.png", "table1-lenet5-mnist.png"])
+    tables = ["table1-curves.png", "table1.png", "table2-heads.png", "table2.png"]
+    assert figures == ["filters.png", "noise-levels.png", "noise.png", "posterior.png", *tables]
     for name in figures:
         with Image.open(smoke.results / name) as picture:
             pixels = np.asarray(picture.convert("L"))
@@ -143,16 +145,17 @@ def test_published_numbers_cannot_get_into_a_measured_column(smoke, tmp_path, mo
                     assert new[name] == old[name], name
     assert places == 20 + 3 * 6 + 4
     assert [judged.tests for judged in judge(read(tmp_path))] == [judged.tests for judged in judge(read(smoke.results))]
-    page = compose(tmp_path, ".")
-    table = table_of(page, "## Table 1")
-    assert {row["accuracy, %"] for row in table} == {
-        row["accuracy, %"] for row in table_of(read_page(smoke), "## Table 1")
-    }
+    table, before = (table_in(folder, "table1") for folder in (tmp_path, smoke.results))
+    assert [row["accuracy, %"] for row in table] == [row["accuracy, %"] for row in before]
     assert {row["published"] for row in table} == {f"{SENTINEL:.0f}", "-"}
 
 
 def read_page(smoke) -> str:
     return (smoke.results / "reproduction.md").read_text(encoding="utf-8")
+
+
+def table_in(results: Path, experiment: str) -> list[dict[str, str]]:
+    return table_of((results / f"{experiment}.md").read_text(encoding="utf-8"), "# ")
 
 
 def test_cells_that_were_not_run_are_blank(smoke, tmp_path) -> None:
@@ -165,18 +168,20 @@ def test_cells_that_were_not_run_are_blank(smoke, tmp_path) -> None:
             assert not any(name.startswith("measured_") for name in row)
     assert not list((tmp_path / "results").glob("*.png"))
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    table = table_of(page, "## Table 1")
+    table = table_in(tmp_path / "results", "table1")
     assert len(table) == 21
     assert all(row["accuracy, %"] == "not run" and row["NLL"] == row["ECE"] == "" for row in table)
-    assert {row["verdict"] for row in table_of(page, "## Which claims hold")} == {"**not run**"}
-    unfinished = [row for row in table_of(read_page(smoke), "## Table 2") if "not run" in row.values()]
+    assert {row["verdict"] for row in table_of(page, "## Verdicts")} == {"**not run**"}
+    assert "Of the paper's 16 claims, 16 were not tested." in page
+    assert not (tmp_path / "results" / "verdicts.csv").exists()
+    unfinished = [row for row in table_in(smoke.results, "table2") if "not run" in row.values()]
     assert {(row["network"], row["accuracy, %"]) for row in unfinished} == {("AlexNet", ""), ("VGG16", "")}
 
 
 def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
     page = read_page(smoke)
     measured = rows_of(smoke.results / "table1.csv", "finished")
-    table = [row for row in table_of(page, "## Table 1") if row["NLL"]]
+    table = [row for row in table_in(smoke.results, "table1") if row["NLL"]]
     for shown, row in zip(table, measured, strict=True):
         values = {
             "accuracy, %": ("accuracy", 2),
@@ -194,26 +199,64 @@ def test_the_documents_numbers_are_those_of_the_result_files(smoke) -> None:
         assert shown["published"] == (row["published_accuracy"].removesuffix(".0") or "-")
     ours = [row for row in measured if row["inference"] == "vi"]
     columns = ("at most 1 point below the twin", "lower NLL than the twin", "lower ECE than the twin")
-    for shown, row in zip(table_of(page, "## Bayesian networks beside their twins"), ours, strict=True):
+    for shown, row in zip(table_of(page, "Each network beside its twin"), ours, strict=True):
         for column, name, digits in zip(columns, ("accuracy", "nll", "ece"), (2, 4, 4), strict=True):
             parts = [float(row[f"measured_{name}_beside_twin{end}"]) for end in ("", "_low", "_high")]
             told = "{:+.{d}f} [{:+.{d}f}, {:+.{d}f}]".format(*parts, d=digits)
-            assert shown[column] in (f"✓ {told}", f"✗ {told}", f"{told}, not told apart")
+            assert shown[column] in (f"✓ {told}", f"✗ {told}", told)
     finished = rows_of(smoke.results / "table2.csv", "finished")
-    for shown, row in zip((r for r in table_of(page, "## Table 2") if r["test"]), finished, strict=True):
+    for shown, row in zip((r for r in table_in(smoke.results, "table2") if r["test"]), finished, strict=True):
         assert shown["median"] == f"{float(row['measured_aleatoric_median']):.5f}"
         assert shown["AUROC"] == (f"{float(a):.2f}" if (a := row["measured_aleatoric_auroc"]) else "-")
         assert shown["published, %"] == (row["published_accuracy"] or "-")
     noise = rows_of(smoke.results / "noise.csv", "finished")
-    for shown, row in zip((r for r in table_of(page, "## Noise") if r["classes, mean"]), noise, strict=True):
+    for shown, row in zip((r for r in table_in(smoke.results, "noise") if r["classes, mean"]), noise, strict=True):
         assert shown["classes, mean"] == f"{float(row['measured_classes_test']):.8f}"
         assert shown["batch, image"] == f"{float(row['measured_batch_image']):.8f}"
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
-        assert (smoke.results / picture).exists()
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)
+    assert {picture.removeprefix("./") for picture in pictures} == {path.name for path in smoke.results.glob("*.png")}
+
+
+def test_the_page_has_both_networks_of_a_pair_at_the_lowest_nll_and_at_the_last_epoch(smoke) -> None:
+    table = table_of(read_page(smoke), "The twin's rule")
+    assert [row["network"] for row in table] == ["LeNet-5, MNIST", "LeNet-5, CIFAR-10"]
+    for row, data in zip(table, ("mnist", "cifar10"), strict=True):
+        pair = [Run.open(smoke.runs / Cell("lenet5", data, how).name).metrics() for how in ("vi", "frequentist")]
+        best = [min(epochs, key=lambda epoch: epoch["val_nll"]) for epochs in pair]
+        for rule, rows in (("lowest NLL", best), ("last", [epochs[-1] for epochs in pair])):
+            assert row[f"{rule}: epoch"] == " / ".join(str(int(epoch["epoch"])) for epoch in rows)
+            assert row[f"{rule}: NLL"] == " / ".join(f"{epoch['val_nll']:.3f}" for epoch in rows)
+            assert row[f"{rule}: ECE"] == " / ".join(f"{epoch['val_ece']:.3f}" for epoch in rows)
+            assert row[f"{rule}: accuracy, %"] == " / ".join(f"{100 * epoch['val_accuracy']:.2f}" for epoch in rows)
+
+
+def test_a_verdict_that_has_changed_says_what_it_was(smoke, tmp_path) -> None:
+    results, page = shutil.copytree(smoke.results, tmp_path / "results"), tmp_path / "page.md"
+    write_document(results, page)
+    assert "**changed**" not in page.read_text()
+    known = (results / "verdicts.csv").read_text()
+    ((_, was),) = verdicts(results)["dropout-on-mnist"]
+    content = json.loads((results / "table1.json").read_text())
+    rows = {row["cell"]: row["measured"] for row in content["rows"]}
+    ahead = 5 if was == "holds" else 0
+    rows["lenet5-mnist-dropout"]["accuracy"] = rows["lenet5-mnist-vi"]["accuracy"] + ahead
+    (results / "table1.json").write_text(json.dumps(content))
+    write_document(results, page)
+    (day, _), (since, now) = verdicts(results)["dropout-on-mnist"]
+    assert {now, was} == {"does not hold", "holds"}
+    assert day <= since
+    (shown,) = [
+        row for row in table_of(page.read_text(), "## Verdicts") if row["the paper's claim"].startswith("On MNIST")
+    ]
+    assert (shown["verdict"], shown["earlier"]) == (f"**{now}**", f"**changed**, was: {was}, until {since}")
+    assert "Changed since an earlier page: 1." in page.read_text()
+    assert (results / "verdicts.csv").read_text().startswith(known)
+    write_document(results, page)  # nothing new
+    assert len(verdicts(results)["dropout-on-mnist"]) == 2
 
 
 def test_the_document_says_where_the_settings_are_not_the_appendixs(smoke, tmp_path) -> None:
-    rows = table_of(read_page(smoke), "## Settings")
+    rows = table_of(read_page(smoke), SETTINGS)
     bayesian = [Run.open(smoke.runs / cell.name).config for cell in CELLS if cell.inference == "vi"]
     told = {row["setting"].strip("`"): (row["appendix"], row["here"].split(", ")) for row in rows}
     assert {"epochs", "batch_size", "temperature", "prior", "posterior", "samples"} <= told.keys()
@@ -222,7 +265,7 @@ def test_the_document_says_where_the_settings_are_not_the_appendixs(smoke, tmp_p
         assert appendix not in here or len(here) > 1
     assert told["temperature"] == ("1", ["0.05"])
     assert told["batch_size"] == ("128", ["8"])
-    assert "## Settings" not in compose(tmp_path, ".")
+    assert SETTINGS not in compose(tmp_path, ".")
 
 
 def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None:
@@ -237,12 +280,28 @@ def test_the_document_is_made_of_the_result_files_alone(smoke, tmp_path) -> None
 
 def test_the_committed_document_is_that_of_the_committed_results() -> None:
     page = (ROOT / "docs" / "results" / "reproduction.md").read_text(encoding="utf-8")
-    assert page == compose(ROOT / "results/reproduction/cpu", "../../results/reproduction/cpu")
+    results = ROOT / "results/reproduction/cpu"
+    assert page == compose(results, "../../results/reproduction/cpu")
+    now = {judged.claim.name: judged.verdict for judged in judge(read(results))}
+    assert {name: days[-1][1] for name, days in verdicts(results).items()} == now
+
+
+def test_the_document_alone_draws_tables_and_figures_of_the_result_files_again(smoke, tmp_path) -> None:
+    results = shutil.copytree(smoke.results, tmp_path / "results")
+    made = [path for path in results.iterdir() if path.suffix in (".md", ".png", ".csv") and path.stem != "verdicts"]
+    for path in made:
+        path.unlink()
+    (results / "table1-of-earlier-code.png").write_bytes(b"")
+    assert cli.run(["reproduce", "document", "--budget", "smoke", "--results", str(results)]) == 0
+    assert {path.name for path in results.iterdir()} == {path.name for path in smoke.results.iterdir()}
+    for path in made:
+        assert path.read_bytes() == (smoke.results / path.name).read_bytes()
 
 
 def test_the_document_says_what_the_intervals_cover(smoke, tmp_path) -> None:
     assert "cover the test images and the draws" in read_page(smoke)
     assert "images alone" not in read_page(smoke)
+    assert "*Open*" not in read_page(smoke)
     old = shutil.copytree(smoke.results, tmp_path / "old")
     content = json.loads((old / "table1.json").read_text())
     for row in content["rows"]:
@@ -252,14 +311,14 @@ def test_the_document_says_what_the_intervals_cover(smoke, tmp_path) -> None:
     page = compose(old, ".")
     assert "The intervals cover the test images alone: the draws were not resampled" in page
     assert "cover the test images and the draws" not in page
-    for row in table_of(page, "## Bayesian networks beside their twins"):
+    assert "*Open*" in page
+    assert "Differences whose interval covers the images alone are not judged." in page
+    for row in table_of(page, "Each network beside its twin"):
         beside = list(row.values())[2:]
         assert len(beside) == 3
-        assert all(cell.endswith("not judged: interval over images alone") for cell in beside)
         assert not any(mark in cell for cell in beside for mark in "✓✗")
-    verdicts = {row["claim"]: row["verdict"] for row in table_of(page, "## Which claims hold")}
-    (found,) = [verdict for claim, verdict in verdicts.items() if claim.startswith("Bayesian networks are as accurate")]
-    assert found == "**open**"
+    (found,) = [r for r in table_of(page, "## Verdicts") if r["the paper's claim"].startswith("Bayesian networks are")]
+    assert found["verdict"] == "**open**"
     (one,) = [row for row in content["rows"] if row["cell"] == "lenet5-mnist-vi"]
     one["measured"]["intervals_cover"] = "images and draws"
     (old / "table1.json").write_text(json.dumps(content))

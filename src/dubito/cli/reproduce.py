@@ -167,12 +167,14 @@ def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
 
 
 def _write(experiments: list[Experiment], budget: str, runs: Path, results: Path, document: Path) -> None:
-    """Tables and figures of the experiments, and the document of all results."""
+    """Tables and figures of the experiments, or of all results that there are, and the document of them."""
     from dubito.paper.document import write_document
-    from dubito.paper.results import collect
+    from dubito.paper.results import collect, read, show
 
     for experiment in experiments:
         collect(experiment, BUDGETS[budget], runs, results)
+    for content in read(results).values() if not experiments else ():
+        show(content, results)
     if experiments:
         say(f"Wrote tables and figures of {', '.join(e.value for e in experiments)} to {results}.")
     write_document(results, document)

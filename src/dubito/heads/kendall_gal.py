@@ -31,7 +31,7 @@ class KendallGalHead(ClassificationHead):
     """Gaussian logits with a learned variance; `samples` is the number of draws of their noise in training.
 
     The two uncertainties of a prediction are variances of logits, which grow with the size of the outputs: to tell
-    wrong predictions from right ones take an entropy, or another head (docs/results/reproduction.md, table 2).
+    wrong predictions from right ones take an entropy, or another head (results/reproduction/cpu/table2.md).
     """
 
     samples: int = 16

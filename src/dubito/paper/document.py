@@ -1,52 +1,76 @@
-"""The page on what of the paper was reproduced, built from the result files alone."""
+"""The page on what of the paper was reproduced, built from the result files alone.
+
+First the verdicts, then a picture for each topic; what only some readers need is folded or in the files beside.
+"""
 
 from __future__ import annotations
 
 import os
-from importlib.resources import files
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dubito.errors import RunError
-from dubito.evaluation.headline import leaning
 from dubito.files import write_atomically
 from dubito.paper.cells import BUDGETS, Cell, estimated_seconds, grid
-from dubito.paper.claims import GOALS, NOT_JUDGED, covers_draws, goals, judge
+from dubito.paper.claims import GOALS, Goal, Judged, Topic, covers_draws, goals, judge
 from dubito.paper.display import duration
+from dubito.paper.record import before, record, verdicts
 from dubito.paper.results import read
-from dubito.paper.tables import HEADINGS, coverage, markdown, note, table
+from dubito.paper.tables import HEADINGS, coverage, markdown
 from dubito.paper.trials import TEXT, trials
 from dubito.runs.config import configure, with_defaults
 
+Contents = dict[str, dict[str, Any]]
 PAPER = (
     "*Uncertainty Estimations by Softplus normalization in Bayesian Convolutional Neural Networks with Variational "
     "Inference* (Shridhar, Laumann, Liwicki, 2019)"
 )
-FIGURES = {
-    "table1": (("table1.png", "Measured and published accuracies"),),
-    "table2": (("table2.png", "Uncertainties against accuracy"),),
-    "noise": (
-        ("noise.png", "One image at four noise levels, with its aleatoric uncertainty"),
-        (
-            "noise-levels.png",
-            "Aleatoric uncertainty against the noise level, normalised over the classes and the batch",
-        ),
+WORDS = (
+    "A *twin* is the same network with a number for each weight instead of a distribution, trained alike. *NLL* is the "
+    "negative log-likelihood and *ECE* the calibration error: less is better. *AUROC* is the chance that a mistake is "
+    "more uncertain than a right answer. *Aleatoric* uncertainty is that of the image, *epistemic* that of the network."
+)
+OPEN = (
+    "*Open*: the numbers are there, but not by how much they would change with another seed of the random draws; "
+    "training again with `dubito reproduce table1` measures it."
+)
+PICTURES = {
+    Topic.ACCURACY: ("table1.png", "Test accuracy with its 95 % interval, and what the paper has"),
+    Topic.OVERFITTING: ("regularisation.png", "AlexNet on CIFAR-100 over the epochs"),
+    Topic.WEIGHTS: ("posterior.png", "A weight at some epochs, and the standard deviation of one weight of each layer"),
+    Topic.UNCERTAINTY: ("table2.png", "Mean uncertainties over the epochs; hollow is what the paper has"),
+    Topic.NOISE: ("noise-levels.png", "Aleatoric uncertainty of MNIST with more and more noise"),
+    Topic.HEADS: (
+        "table2-heads.png",
+        "Probabilities of almost zero, and how well uncertainties find mistakes, by head",
     ),
-    "regularisation": (("regularisation.png", "AlexNet on CIFAR-100: training and validation over the epochs"),),
-    "posterior": (
-        ("posterior.png", "A weight's distribution at some epochs, and standard deviations over the epochs"),
-    ),
-    "filters": (("filters.png", "A patch, a filter and its output, as numbers and as distributions"),),
 }
-
-
+FOLDED = {
+    Topic.ACCURACY: ("table1-curves.png", "Validation NLL of every network over the epochs; a dot is the lowest"),
+    Topic.WEIGHTS: ("filters.png", "A patch, a filter and its output, as numbers and as distributions"),
+    Topic.NOISE: ("noise.png", "One image at four noise levels, with its aleatoric uncertainty"),
+}
+"""The picture of each topic that is shown at once, and one more."""
+FILES = {
+    Topic.ACCURACY: ("table1",),
+    Topic.OVERFITTING: ("regularisation",),
+    Topic.WEIGHTS: ("posterior", "filters"),
+    Topic.UNCERTAINTY: ("table2",),
+    Topic.NOISE: ("noise",),
+    Topic.HEADS: ("table2",),
+}
+"""The experiments of each topic."""
 MARKS = {True: "✓ ", False: "✗ ", None: ""}
 
 
 def write_document(results: Path, document: Path) -> None:
-    """Write the page of the results in a folder."""
-    if not read(results):
+    """Write the page of the results in a folder, and record the verdicts that have changed."""
+    contents = read(results)
+    if not contents:
         raise RunError(f"{results} holds no results of dubito reproduce; run it first, or give another --results.")
+    record(results, judge(contents))
     write_atomically(document, compose(results, os.path.relpath(results, document.parent)))
 
 
@@ -54,33 +78,209 @@ def compose(results: Path, link: str) -> str:
     """The page; `link` is the path from it to the results."""
     contents = read(results)
     budget = next(iter(contents.values()))["budget"] if contents else results.name
+    judged = judge(contents)
+    earlier = {one.claim.name: before(days, one.verdict) for one in judged if (days := _recorded(results, one))}
     parts = [
         "# Reproduction",
-        f"What of {PAPER} holds when it is done again with dubito. This page is made by `dubito reproduce`, from the "
-        f"files in [{_named(link)}]({link}) and, for what was tried, those beside them; every number in it is one "
-        "of theirs.",
-        _made(contents, budget),
-        *_settings(contents),
-        "## Which claims hold",
-        _about_verdicts(contents),
-        _claims(contents),
-        "## Bayesian networks beside their twins",
-        _goals(contents, link, results),
-        *(_section(name, contents.get(name), link, results) for name in HEADINGS),
-        *_trials(results.parent / "trials", os.path.join(os.path.dirname(link), "trials")),
-        "## Where the paper leaves a choice",
-        "Places where the text is ambiguous, or contradicts itself or the authors' code, and what is done here. The "
-        "code is kumar-shridhar/PyTorch-BayesianCNN, and hashes are its commits; the repository that a footnote of the "
-        "paper names (PyTorch-Softplus-Normalization-Uncertainty-Estimation-Bayesian-CNN) was not examined.",
-        (files("dubito.paper") / "ambiguities.md").read_text(encoding="utf-8").rstrip(),
+        f"Does {PAPER} hold when it is done again with dubito? {_counts(judged, earlier)}",
+        _of_what(contents, budget),
+        "## Verdicts",
+        _verdicts(judged, earlier),
+        " ".join([WORDS, *([OPEN] if any("open" in one.verdict for one in judged) else [])]),
     ]
+    for topic in Topic:
+        parts += _section(topic, [one for one in judged if one.claim.topic is topic], contents, link, results)
+    parts += ["## How this was made", _made(contents, budget, link), *_settings(contents)]
+    parts += _trials(results.parent / "trials", os.path.join(os.path.dirname(link), "trials"))
     return "\n\n".join(parts) + "\n"
 
 
-def _trials(folder: Path, link: str) -> tuple[str, ...]:
-    if not folder.is_dir():
-        return ()
-    return "## What was tried", f"{TEXT} Learning curves are in [{_named(link)}]({link}).", trials(folder)
+def _recorded(results: Path, one: Judged) -> list[tuple[str, str]]:
+    return verdicts(results).get(one.claim.name, [])
+
+
+def _counts(judged: Sequence[Judged], earlier: dict[str, str]) -> str:
+    kinds = Counter(one.verdict if one.verdict in _KINDS else "partly" for one in judged)
+    told = [f"{kinds[kind]} {words}" for kind, words in _KINDS.items() if kinds[kind]]
+    changed = sum(1 for was in earlier.values() if was)
+    more = f" Changed since an earlier page: {changed}." if changed else ""
+    return f"Of the paper's {len(judged)} claims, {_listed(told)}.{more}"
+
+
+_KINDS = {
+    "holds": "hold",
+    "partly": "hold in part",
+    "does not hold": "do not hold",
+    "open": "are open",
+    "not run": "were not tested",
+}
+"""Verdicts, and how those of several claims are counted."""
+
+
+def _listed(words: Sequence[str]) -> str:
+    """
+    >>> _listed(["1 holds", "2 do not", "3 are open"])
+    '1 holds, 2 do not and 3 are open'
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def _of_what(contents: Contents, budget: str) -> str:
+    """What a reader must know of every number on the page."""
+    trained = [facts for content in contents.values() for facts in content["cells"].values() if facts is not None]
+    known = BUDGETS.get(budget)
+    text = f"Budget `{budget}`: {known.says}" if known else f"Results in {budget}."
+    if not trained:
+        return f"{text} No training is finished yet."
+    seeds = sorted({facts["seed"] for facts in trained})
+    bayesian = [with_defaults(facts["settings"]) for facts in trained if facts["settings"]["inference"] == "vi"]
+    kl = _listed(sorted({f"{settings['temperature']:g}" for settings in bayesian}, key=float))
+    weighed = f" KL is weighed by {kl}, where Bayes' rule has 1." if kl and kl != "1" else ""
+    return (
+        f"{text} A verdict is of one training of each network, with seed {_listed([str(s) for s in seeds])}.{weighed}"
+    )
+
+
+def _verdicts(judged: Iterable[Judged], earlier: dict[str, str]) -> str:
+    rows = []
+    for one in judged:
+        was = earlier.get(one.claim.name, "")
+        rows.append((one.claim.text, f"**{one.verdict}**", one.sentence, f"**changed**, was: {was}" if was else ""))
+    return markdown(("the paper's claim", "verdict", "what was measured", "earlier"), rows)
+
+
+def _section(topic: Topic, judged: Sequence[Judged], contents: Contents, link: str, results: Path) -> list[str]:
+    parts = [f"## {topic.value}"]
+    file, title = PICTURES[topic]
+    if (results / file).exists():
+        parts += [f"![{title}]({link}/{file})", f"*{title}.*"]
+    if topic is Topic.ACCURACY:
+        parts += [fold("Each network beside its twin", _goals(contents))]
+        parts += [fold("The twin's rule: the epoch of lowest validation NLL, and the last one", _rule(contents))]
+    parts.append(fold("Rules and numbers", _rules(judged)))
+    picture = FOLDED.get(topic)
+    if picture is not None and (results / picture[0]).exists():
+        parts.append(fold(picture[1], f"![{picture[1]}]({link}/{picture[0]})"))
+    for name in FILES[topic]:
+        parts.append(_files(name, contents.get(name), link))
+    return parts
+
+
+def fold(title: str, *parts: str) -> str:
+    """Text that is shown when its title is clicked, on GitHub and on the site."""
+    return "\n\n".join([f'<details markdown="1">\n<summary>{title}</summary>', *parts, "</details>"])
+
+
+def _rules(judged: Iterable[Judged]) -> str:
+    rows = []
+    for one in judged:
+        claim = one.claim
+        numbers = "<br>".join(f"{MARKS[test.holds]}{test.numbers}" for test in one.tests)
+        rule = f"{claim.rule}. {claim.remark}" if claim.remark else claim.rule
+        rows.append((f"{claim.text} ({claim.place})", rule, numbers))
+    return markdown(("claim", "rule", "numbers"), rows)
+
+
+def _files(name: str, content: dict[str, Any] | None, link: str) -> str:
+    if content is None:
+        return f"{HEADINGS[name]}: not run (`dubito reproduce {name}`)."
+    return (
+        f"{HEADINGS[name]}: " + ", ".join(f"[{name}.{end}]({link}/{name}.{end})" for end in ("md", "csv", "json")) + "."
+    )
+
+
+# ---- twins ---------------------------------------------------------------------------------------------------------
+
+
+def _goals(contents: Contents) -> str:
+    found = goals(contents)
+    if not found:
+        return "Not run."
+    rows = [r for r in contents["table1"]["rows"] if r["inference"] == "vi"]
+    open_ = all(r["measured"] is None or covers_draws(r["measured"]) for r in rows)
+    text = (
+        "Test accuracy, and the differences from the twin (accuracy in points, NLL, ECE) with 95 % intervals over the "
+        "same test images. ✓ and ✗: the whole interval is on one side. "
+        f"{'' if open_ else 'Differences whose interval covers the images alone are not judged. '}"
+        f"{coverage(rows)} No interval covers another training."
+    )
+    return f"{text}\n\n{markdown(('network', *GOALS), [_goal_row(goal) for goal in found])}"
+
+
+def _goal_row(goal: Goal) -> tuple[str, ...]:
+    paper = f"{goal.accuracy:.2f}"
+    if goal.published is not None:
+        paper = f"{MARKS[goal.reaches_paper]}{paper} to {goal.published:g}"
+    beside = ["not run"] * 3
+    if goal.differences is not None:
+        found = zip(goal.beside_twin, goal.differences, goal.intervals, (2, 4, 4), strict=True)
+        beside = [MARKS[holds] + difference(value, ends, digits) for holds, value, ends, digits in found]
+    return (goal.title, paper, *beside)
+
+
+def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:
+    """A difference with its interval.
+
+    >>> difference(0.5, (-0.25, 1.0), 2)
+    '+0.50 [-0.25, +1.00]'
+    """
+    interval = "" if ends is None else f" [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]"
+    return f"{value:+.{digits}f}{interval}"
+
+
+def _rule(contents: Contents) -> str:
+    """Both networks of each pair at the epoch of lowest validation NLL and at their last epoch."""
+    curves = contents.get("table1", {}).get("curves", {})
+    rows = []
+    for goal in goals(contents):
+        model, data = goal.cell.split("-")[:2]
+        cell = Cell(model, data)
+        pair = [curves.get(name) for name in (cell.name, cell.twin.name)]
+        if None not in pair:
+            best = [min(epochs, key=lambda row: row["val_nll"]) for epochs in pair]
+            last = [epochs[-1] for epochs in pair]
+            rows.append((goal.title, *_epoch(best), *_epoch(last)))
+    if not rows:
+        return "Not run."
+    text = (
+        "A Bayesian network and its twin are compared at the same rule: each with the weights of its epoch of lowest "
+        "validation NLL. These are tested, once. The table has both at their last epoch too, on the validation images: "
+        "a twin that overfits is much worse there. Each cell: Bayesian / twin."
+    )
+    columns = ("epoch", "accuracy, %", "NLL", "ECE")
+    header = ("network", *(f"lowest NLL: {name}" for name in columns), *(f"last: {name}" for name in columns))
+    return f"{text}\n\n{markdown(header, rows)}"
+
+
+def _epoch(pair: Sequence[dict[str, float]]) -> tuple[str, ...]:
+    numbers = (("epoch", 1, 0), ("val_accuracy", 100, 2), ("val_nll", 1, 3), ("val_ece", 1, 3))
+    return tuple(" / ".join(f"{unit * row[name]:.{digits}f}" for row in pair) for name, unit, digits in numbers)
+
+
+# ---- how it was made -----------------------------------------------------------------------------------------------
+
+
+def _made(contents: Contents, budget: str, link: str) -> str:
+    known = BUDGETS.get(budget)
+    cells = {name: facts for content in contents.values() for name, facts in content["cells"].items()}
+    done = [facts for facts in cells.values() if facts is not None]
+    count = len(grid(known)) if known else len(cells)
+    text = (
+        f"`dubito reproduce` made this page of the files in [{_named(link)}]({link}); every number here is one of "
+        "theirs. What is not finished, or not part of the budget, is shown as not run."
+    )
+    if known and budget != "smoke":
+        whole = duration(sum(estimated_seconds(cell, known) for cell in grid(known)))
+        text += f" The {count} trainings of the budget take one core about {whole} in all."
+    if not done:
+        return text
+    spent = duration(sum(facts["training_seconds"] for facts in done))
+    commits = ", ".join(sorted({_commit(facts) for facts in done}))
+    hardware = ", ".join(sorted({content["made"]["hardware"] for content in contents.values()}))
+    return (
+        f"{text} {len(done)} of {count} are finished; they spent {spent} in training steps, on {hardware}.\n\n"
+        f"{fold('Commits', f'{commits}.')}"
+    )
 
 
 def _named(link: str) -> str:
@@ -88,31 +288,12 @@ def _named(link: str) -> str:
     return link.replace("../", "")
 
 
-def _made(contents: dict[str, dict[str, Any]], budget: str) -> str:
-    known = BUDGETS.get(budget)
-    cells = {name: facts for content in contents.values() for name, facts in content["cells"].items()}
-    done = [facts for facts in cells.values() if facts is not None]
-    count = len(grid(known)) if known else len(cells)
-    lines = [f"Budget `{budget}`: {known.says}" if known else f"Results in {budget}."]
-    if known and budget != "smoke":
-        whole = duration(sum(estimated_seconds(cell, known) for cell in grid(known)))
-        lines[0] += f" Its {count} trainings take one core about {whole} in all."
-    if done:
-        spent = duration(sum(facts["training_seconds"] for facts in done))
-        commits = ", ".join(sorted({_commit(facts) for facts in done}))
-        hardware = ", ".join(sorted({content["made"]["hardware"] for content in contents.values()}))
-        seeds = ", ".join(sorted({str(facts["seed"]) for facts in done}))
-        lines.append(
-            f"{len(done)} of {count} trainings are finished; they spent {spent} in training steps. Commit "
-            f"{commits}; seed {seeds}; {hardware}. What is not finished, or not part of the budget, is shown as "
-            "not run."
-        )
-    else:
-        lines.append("No training is finished yet; everything is shown as not run.")
-    return "\n\n".join(lines)
+def _commit(facts: dict[str, Any]) -> str:
+    commit, _, changed = str(facts.get("commit") or "unknown").partition("+")
+    return commit[:12] + (" with changes" if changed else "")
 
 
-def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _settings(contents: Contents) -> list[str]:
     """The settings of the Bayesian networks that differ from the paper's appendix."""
     trained = [facts["settings"] for content in contents.values() for facts in content["cells"].values() if facts]
     here = [with_defaults(given) for given in trained if given["inference"] == "vi"]
@@ -122,12 +303,9 @@ def _settings(contents: dict[str, dict[str, Any]]) -> tuple[str, ...]:
         if here and name not in NOT_COMPARED and values != [_value(value)]:
             rows.append((f"`{name}`", _value(value), ", ".join(values)))
     if not rows:
-        return ()
-    text = (
-        "Where the Bayesian networks were not trained with the settings of the paper's appendix, as the preset `paper` "
-        "reads them:"
-    )
-    return "## Settings", text, markdown(("setting", "appendix", "here"), rows)
+        return []
+    text = "Where the Bayesian networks were not trained as the appendix has it, as the preset `paper` reads it:"
+    return [fold("Settings that are not the paper's", text, markdown(("setting", "appendix", "here"), rows))]
 
 
 NOT_COMPARED = ("model", "data", "head", "seed", "init", "warmup_epochs")
@@ -145,141 +323,7 @@ def _by_size(value: str) -> tuple[float, str]:
         return float("inf"), value
 
 
-def _commit(facts: dict[str, Any]) -> str:
-    commit, _, changed = str(facts.get("commit") or "unknown").partition("+")
-    return commit[:12] + (" with changes" if changed else "")
-
-
-def _about_verdicts(contents: dict[str, dict[str, Any]]) -> str:
-    text = (
-        "The rules compare the numbers as they are, without an interval unless they name one: a verdict is of one "
-        "training each."
-    )
-    rows = [row for row in contents.get("table1", {}).get("rows", []) if row["inference"] != "frequentist"]
-    if all(row["measured"] is None or covers_draws(row["measured"]) for row in rows):
-        return text
-    return (
-        f"{text} A claim on test accuracies is open where a network that draws has intervals over images alone: what "
-        "another seed of its draws would change was not measured."
-    )
-
-
-def _claims(contents: dict[str, dict[str, Any]]) -> str:
-    rows = []
-    for judged in judge(contents):
-        numbers = "<br>".join(f"{MARKS[test.holds]}{test.numbers}" for test in judged.tests)
-        claim = judged.claim
-        rule = f"{claim.rule}. {claim.remark}" if claim.remark else claim.rule
-        rows.append((f"{claim.text} ({claim.place})", f"**{judged.verdict}**", rule, numbers))
-    return markdown(("claim", "verdict", "rule", "numbers"), rows)
-
-
-def _goals(contents: dict[str, dict[str, Any]], link: str, results: Path) -> str:
-    found = goals(contents)
-    text = (
-        "What a Bayesian network should reach: "
-        + "; ".join(GOALS)
-        + ". Published accuracies are whole per cents, and ours is compared with them as it is. In brackets 95 % "
-        "intervals of the differences between the two networks on the same test images. A tick or a cross beside the "
-        "twin says that the whole interval is on one side; otherwise this evaluation does not tell them apart"
-        f"{'' if all(goal.judged for goal in found) else ', or the interval covers images alone and is not judged'}. "
-        f"{coverage(_bayesian_rows(contents))} No interval covers another training. Finitely many images push "
-        "ECE up, most where it is smallest, so that networks look more alike in it than they are; its intervals are "
-        "those of ECE with this number of images."
-    )
-    if not found:
-        return f"{text}\n\nNot run."
-    rows = []
-    for goal in found:
-        beside = []
-        for i, digits in enumerate((2, 4, 4)):
-            told = "" if goal.differences is None else difference(goal.differences[i], goal.intervals[i], digits)
-            verdict = goal.beside_twin[i]
-            beside.append(
-                ", ".join(filter(None, (told, goal.why_open(i)))) if verdict is None else f"{MARKS[verdict]}{told}"
-            )
-        paper = f"{goal.accuracy:.2f}"
-        if goal.published is not None:
-            paper = f"{MARKS[goal.reaches_paper]}{paper} to {goal.published:g}"
-        cells = (paper, *beside)
-        rows.append((goal.title, *cells))
-    parts = [text, markdown(("network", *GOALS), rows)]
-    missed = [goal for goal in found if not goal.met]
-    left = [goal for goal in found if goal.met and None in goal.beside_twin]
-    if not missed and not left:
-        parts.append(f"Every network that was run ({len(found)}) reaches all of it.")
-        return "\n\n".join(parts)
-    parts.append(
-        f"{len(missed)} of {len(found)} networks miss some of it, and of {len(left)} more some is open. Their learning "
-        "curves, on validation images, follow; what was tried is told below. A twin that overfits is compared at its "
-        "epoch of lowest NLL, where its probabilities are still calibrated."
-    )
-    for goal in (goal for goal in found if goal in missed or goal in left):
-        model, data = goal.cell.split("-")[:2]
-        name = f"table1-{model}-{data}.png"
-        parts.append(_course(goal.title, Cell(model, data), contents["table1"]))
-        if (results / name).exists():
-            parts.append(f"![Learning curves of {goal.title}]({link}/{name})")
-    return "\n\n".join(parts)
-
-
-def _bayesian_rows(contents: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in contents.get("table1", {}).get("rows", []) if row["inference"] == "vi"]
-
-
-def _course(title: str, cell: Cell, content: dict[str, Any]) -> str:
-    """How a training and its twin's went: still learning, saved by an early epoch, too sure or too modest."""
-    curves = content["curves"]
-    ours, twin = ([row["val_nll"] for row in curves.get(name, [])] for name in (cell.name, cell.twin.name))
-    best = f"lowest NLL after epoch {ours.index(min(ours)) + 1} of {len(ours)}"
-    last = f"ECE after the last epoch {curves[cell.name][-1]['val_ece']:.3f}"
-    if twin:
-        best += f" (twin: {twin.index(min(twin)) + 1} of {len(twin)})"
-        last += f" (twin: {curves[cell.twin.name][-1]['val_ece']:.3f})"
-    more = "; it was still falling, so that more epochs may help" if ours[-1] == min(ours) < ours[0] else ""
-    measured = {row["cell"]: row["measured"] for row in content["rows"]}
-    return f"{title}: {best}{more}; {last}{_sureness(measured[cell.name], measured.get(cell.twin.name))}."
-
-
-def _sureness(measured: dict[str, Any], twin: dict[str, Any] | None) -> str:
-    """Mean confidence beside accuracy, because calibration error does not say which is larger; empty if not known."""
-
-    def told(row: dict[str, Any], judged: bool) -> str:
-        verdict = leaning(row["confidence"], (row["accuracy_low"], row["accuracy_high"])) if judged else NOT_JUDGED
-        return f"{row['confidence']:.1f} % sure on average and {row['accuracy']:.1f} % right, {verdict}"
-
-    if "confidence" not in measured:
-        return ""
-    text = f"; on test images {told(measured, covers_draws(measured))}"
-    known = twin is not None and "confidence" in twin
-    return f"{text} (twin: {told(twin, True)})" if twin is not None and known else text  # which has no draws
-
-
-def difference(value: float, ends: tuple[float, float] | None, digits: int) -> str:
-    """A difference with its interval.
-
-    >>> difference(0.5, (-0.25, 1.0), 2)
-    '+0.50 [-0.25, +1.00]'
-    """
-    interval = "" if ends is None else f" [{ends[0]:+.{digits}f}, {ends[1]:+.{digits}f}]"
-    return f"{value:+.{digits}f}{interval}"
-
-
-def _section(name: str, content: dict[str, Any] | None, link: str, results: Path) -> str:
-    parts = [f"## {HEADINGS[name]}"]
-    if content is None:
-        return "\n\n".join([*parts, f"Not run: `dubito reproduce {name}`."])
-    parts += [table(content), note(content)]
-    if name == "noise":
-        parts.append(
-            "Over a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, "
-            "and the mean of p (1 - p) is nearly (1/B)(1 - 1/B), as long as no image takes much of a class: 0.000999 "
-            "at B = 1,000, the paper's constant. That B was 1,000 is inferred from this number alone; the appendix's "
-            f"batch of 128 would give {(1 - 1 / 128) / 128:.6f}. One image among the others of its batch is not "
-            "constant. "
-            "Over the classes, aleatoric uncertainty is a property of the image."
-        )
-    parts += [f"![{title}]({link}/{file})" for file, title in FIGURES[name] if (results / file).exists()]
-    made = content["made"]
-    parts.append(f"[{name}.csv]({link}/{name}.csv), [{name}.json]({link}/{name}.json), made by `{made['command']}`.")
-    return "\n\n".join(parts)
+def _trials(folder: Path, link: str) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return [fold("What was tried", f"{TEXT} Learning curves are in [{_named(link)}]({link}).", trials(folder))]

@@ -13,6 +13,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from dubito.evaluation.figures import std_over_epochs, weight_over_epochs
@@ -22,6 +24,10 @@ from dubito.runs.config import with_defaults
 
 Content = dict[str, Any]
 INFERENCE_COLORS = {"vi": COLORS["aleatoric"], "frequentist": COLORS["wrong"], "dropout": COLORS["right"]}
+MARKERS = {"lenet5": "o", "alexnet": "s", "vgg16": "^"}
+DATA_COLORS = {"mnist": COLORS["epistemic"], "cifar10": COLORS["aleatoric"]}
+HEAD_COLORS = {"softplus": COLORS["aleatoric"], "softmax": COLORS["wrong"], "kendall_gal": COLORS["ood"]}
+SHORT = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "dropout"}
 INFERENCE_TITLES = {**TITLES, "dropout": "frequentist, 3 dropout layers"}
 
 
@@ -40,21 +46,36 @@ def _empty(width: float, height: float) -> Figure:
 
 
 def _table1(content: Content) -> dict[str, Figure]:
-    """The measured accuracies beside the published ones, and the curves of each twin pair that has been run."""
-    drawn = {}
-    finished = [row for row in content["rows"] if row["measured"] is not None]
-    if finished:
-        drawn["table1.png"] = _accuracies(content)
-    pairs: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
-    for row in finished:
-        pairs.setdefault((row["model"], row["data"]), {})[row["inference"]] = _curve(content, row["cell"])
-    for (model, data), curves in pairs.items():
-        figure = _empty(6.8, 2.5)
-        for axes, quantity in zip(figure.subplots(1, 2), ("accuracy", "nll"), strict=True):
-            _curves(axes, curves, quantity, TITLES)
-        figure.suptitle(f"{TITLES[model]} on {TITLES[data]}: solid validation, dashed training")
-        drawn[f"table1-{model}-{data}.png"] = figure
-    return drawn
+    """The measured accuracies beside the published ones, and the course of every network that has been run."""
+    if not any(row["measured"] is not None for row in content["rows"]):
+        return {}
+    return {"table1.png": _accuracies(content), "table1-curves.png": _courses(content)}
+
+
+def _courses(content: Content) -> Figure:
+    """The validation NLL of every network over the epochs; a dot is the lowest, whose weights are tested."""
+    models, data = (list(dict.fromkeys(row[key] for row in content["rows"])) for key in ("model", "data"))
+    figure = _empty(6.8, 5.4)
+    grid = figure.subplots(len(models), len(data), squeeze=False)
+    for row in (row for row in content["rows"] if row["measured"] is not None):
+        axes = grid[models.index(row["model"])][data.index(row["data"])]
+        curve, color = _curve(content, row["cell"]), INFERENCE_COLORS[row["inference"]]
+        axes.plot(*_points(curve), color=color, label=TITLES[row["inference"]])
+        axes.plot(*_points([min(curve, key=lambda epoch: epoch["val_nll"])]), "o", color=color, markersize=5)
+    for axes, (model, name) in zip(grid.flat, ((m, d) for m in models for d in data), strict=True):
+        axes.set_title(f"{TITLES[model]}, {TITLES[name]}")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    for axes in grid[-1]:
+        axes.set_xlabel("epoch")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("validation NLL")
+    known = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=len(known))
+    return figure
+
+
+def _points(curve: list[dict[str, float]]) -> tuple[list[float], list[float]]:
+    return [row["epoch"] for row in curve], [row["val_nll"] for row in curve]
 
 
 def _curve(content: Content, cell: str) -> list[dict[str, float]]:
@@ -76,7 +97,7 @@ def _accuracies(content: Content) -> Figure:
                 reach = [[m["accuracy"] - m["accuracy_low"]], [m["accuracy_high"] - m["accuracy"]]]
                 color = INFERENCE_COLORS[row["inference"]]
                 axes.errorbar(m["accuracy"], place, xerr=reach, fmt="o", color=color, capsize=2)
-        labels = [f"{TITLES[row['model']]}, {row['inference']}" for row in rows]
+        labels = [f"{TITLES[row['model']]}, {SHORT[row['inference']]}" for row in rows]
         axes.set_yticks(range(len(rows)), labels if axes is figure.axes[0] else [""] * len(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_title(TITLES[name])
@@ -103,28 +124,70 @@ def _curves(axes: Axes, curves: dict[str, list[dict[str, float]]], quantity: str
 
 
 def _table2(content: Content) -> dict[str, Figure]:
-    """Epistemic uncertainty against accuracy, and aleatoric uncertainty by network, of the heads with probabilities."""
-    rows = [row for row in content["rows"] if row["measured"] is not None and row["head"] != "kendall_gal"]
-    if not rows:
-        return {}
+    """Uncertainties with the softplus head beside the published ones, and all heads beside each other."""
+    rows = [row for row in content["rows"] if row["measured"] is not None]
+    softplus = [row for row in rows if row["head"] == "softplus"]
+    drawn = {"table2.png": _uncertainties(softplus)} if softplus else {}
+    return {**drawn, "table2-heads.png": _heads(rows)} if rows else drawn
+
+
+def _uncertainties(rows: list[Content]) -> Figure:
+    """Epistemic uncertainty against accuracy, and aleatoric uncertainty of each network."""
+    models = sorted({row["model"] for row in rows}, key=list(MARKERS).index)
     figure = _empty(6.8, 2.8)
-    markers = {"lenet5": "o", "alexnet": "s", "vgg16": "^"}
-    colors = {"mnist": COLORS["epistemic"], "cifar10": COLORS["aleatoric"]}
-    for axes, name in zip(figure.subplots(1, 2), ("aleatoric", "epistemic"), strict=True):
+    left, right = figure.subplots(1, 2)
+    for data in dict.fromkeys(row["data"] for row in rows):
+        color = DATA_COLORS[data]
+        for row in sorted((row for row in rows if row["data"] == data), key=lambda row: models.index(row["model"])):
+            m, prints, marker = row["measured"], row["published"], MARKERS[row["model"]]
+            hollow: Content = {"color": color, "markerfacecolor": "white", "markersize": 6}
+            left.plot(m["accuracy"], m["epistemic_mean_over_epochs"], marker, color=color, markersize=6)
+            right.plot(models.index(row["model"]), m["aleatoric_mean_over_epochs"], marker, color=color, markersize=6)
+            if prints["epistemic"] is not None:
+                left.plot(prints["accuracy"], prints["epistemic"], marker, **hollow)
+                right.plot(models.index(row["model"]), prints["aleatoric"], marker, **hollow)
+    left.set(yscale="log", xlabel="test accuracy, %", ylabel="epistemic uncertainty")
+    right.set(yscale="log", ylabel="aleatoric uncertainty", xlim=(-0.5, len(models) - 0.5))
+    right.set_xticks(range(len(models)), [TITLES[model] for model in models])
+    colors = [Patch(color=color, label=TITLES[name]) for name, color in DATA_COLORS.items()]
+    shapes = [
+        Line2D([], [], marker=MARKERS[model], linestyle="", color=COLORS["muted"], markersize=6, label=TITLES[model])
+        for model in models
+    ]
+    figure.legend(handles=[*shapes, *colors], loc="outside upper center", ncols=len(shapes) + len(colors))
+    return figure
+
+
+def _heads(rows: list[Content]) -> Figure:
+    """Of each head the share of probabilities that are nearly zero, and how well its uncertainties find mistakes."""
+    panels = {
+        "nearly_zero": "probabilities below 0.001, %",
+        "aleatoric_auroc": "AUROC of mistakes, aleatoric",
+        "epistemic_auroc": "AUROC of mistakes, epistemic",
+    }
+    compared = {(row["model"], row["data"]) for row in rows if row["head"] != "softplus"}
+    places = sorted(compared or {(row["model"], row["data"]) for row in rows})
+    figure = _empty(6.8, 1.2 + 0.25 * len(places))
+    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for row in rows:
-            m = row["measured"]
-            color = colors[row["data"]]
-            # The other head is a ring around, for the two often lie on each other.
-            face, size = (color, 5) if row["head"] == "softplus" else ("none", 8)
-            label = f"{TITLES[row['model']]}, {TITLES[row['data']]}, {row['head']}"
-            options = {"markerfacecolor": face, "markeredgecolor": color, "markersize": size, "label": label}
-            axes.plot(m["accuracy"], m[f"{name}_test"], markers[row["model"]], **options)
-        axes.set_yscale("log")
-        axes.set_xlabel("test accuracy, %")
-        axes.set_ylabel(f"{name} uncertainty (test)")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
-    return {"table2.png": figure}
+            value, where = row["measured"][name], (row["model"], row["data"])
+            if where not in places or value is None or (name == "nearly_zero" and row["head"] == "kendall_gal"):
+                continue
+            face = "none" if row["head"] == "softmax" else HEAD_COLORS[row["head"]]
+            size = 9 if row["head"] == "softmax" else 5  # a ring, for it often lies on softplus
+            value *= 100 if name == "nearly_zero" else 1
+            options: Content = {"color": HEAD_COLORS[row["head"]], "markerfacecolor": face, "markersize": size}
+            axes.plot(value, places.index(where), "o", label=TITLES[row["head"]], **options)
+        labels = [f"{TITLES[model]}, {TITLES[data]}" for model, data in places]
+        axes.set_yticks(range(len(places)), labels if axes is figure.axes[0] else [""] * len(places))
+        axes.set_ylim(len(places) - 0.5, -0.5)
+        axes.set_xlim((0, 100) if name == "nearly_zero" else (0, 1.04))
+        if name != "nearly_zero":
+            axes.axvline(0.5, color=COLORS["muted"], linestyle=":", linewidth=1)
+        axes.set_xlabel(title)
+    known = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=len(known))
+    return figure
 
 
 def _noise(content: Content) -> dict[str, Figure]:
@@ -136,12 +199,12 @@ def _noise(content: Content) -> dict[str, Figure]:
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).numpy()
     first = found[0]["model"]
     rows = [row for row in found if row["model"] == first]
-    figure = _empty(6.8, 2.6)
+    figure = _empty(6.8, 2.4)
     for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
         axes.imshow(np.clip(image + row["gamma"] * noise, 0, 1), cmap="gray_r", vmin=0, vmax=1)
         m = row["measured"]
         axes.set_title(
-            f"γ = {row['gamma']:g}\nover the classes {m['classes_image']:.6f}\nover the batch {m['batch_image']:.8f}"
+            f"γ = {row['gamma']:g}\nover the classes {m['classes_image']:.2g}\nover the batch {m['batch_image']:.6f}"
         )
         axes.set_axis_off()
     figure.suptitle(f"Aleatoric uncertainty of one image, Bayesian {TITLES[first]}")
@@ -158,11 +221,12 @@ def _noise_levels(found: list[Content]) -> Figure:
                     values = [row["measured"][f"{axis}_{what}"] for row in rows]
                     label = f"{TITLES[model]}, {'mean' if what == 'test' else 'one image'}"
                     axes.plot([row["gamma"] for row in rows], values, "o", color=color, linestyle=dashes, label=label)
-        axes.set_ylim(bottom=0, top=1.15 * axes.get_ylim()[1])
+        axes.set_ylim(bottom=0)
         axes.set_xlabel("noise level γ")
         axes.set_ylabel("aleatoric uncertainty")
         axes.set_title(f"normalised over the {axis}")
-        axes.legend()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return figure
 
 
@@ -222,8 +286,6 @@ def _filters(content: Content) -> dict[str, Figure]:
 
 
 def _image(axes: Axes, found: Content) -> None:
-    from matplotlib.patches import Rectangle
-
     axes.imshow(np.asarray(found["image"]), cmap="gray_r", vmin=0, vmax=255)
     size = len(found["patch"])
     corner = (found["column"] - 0.5, found["row"] - 0.5)

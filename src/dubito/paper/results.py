@@ -5,6 +5,7 @@
     EXPERIMENT.csv    the rows
     EXPERIMENT.md     a table for people
     EXPERIMENT*.png   figures
+    verdicts.csv      when the verdict on which claim has changed (see `record`)
 
 A cell that is not finished has a row without measured numbers. One whose run folder is not here, but whose numbers are
 in the files already, keeps them, unless its settings have changed since: run folders hold weights and travel less.
@@ -45,8 +46,6 @@ Content = dict[str, Any]
 
 def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -> list[Path]:
     """Write the files of an experiment from the cells that are finished; gives their paths."""
-    from dubito.paper import drawings
-
     cells = _cells(experiment, budget)
     found = {cell: done for cell in cells if (done := finished(cell, budget, runs)) is not None}
     rows = _COLLECTORS[experiment](cells, found, budget)
@@ -59,18 +58,24 @@ def collect(experiment: Experiment, budget: Budget, runs: Path, results: Path) -
         **rows,
     }
     _keep_earlier(content, read(results).get(experiment.value), {c.name: settings(c, budget, runs) for c in cells})
-    files: dict[str, str | bytes] = {
-        f"{experiment.value}.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    }
-    files[f"{experiment.value}.csv"] = _csv(content["rows"])
-    files[f"{experiment.value}.md"] = _page(content)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(results / f"{experiment.value}.json", text)
+    return [results / f"{experiment.value}.json", *show(content, results)]
+
+
+def show(content: Content, results: Path) -> list[Path]:
+    """Write what is made of an experiment's content: rows, table and figures; gives their paths."""
+    from dubito.paper import drawings
+
+    name = content["experiment"]
+    files: dict[str, str | bytes] = {f"{name}.csv": _csv(content["rows"]), f"{name}.md": _page(content)}
     files |= drawings.figures(content)
-    stale = set(results.glob(f"{experiment.value}*.png")) - {results / name for name in files}
+    stale = set(results.glob(f"{name}*.png")) - {results / file for file in files}
     for path in stale:  # of cells that were finished and are not any more
         path.unlink()
-    for name, text in files.items():
-        write_atomically(results / name, text)
-    return [results / name for name in files]
+    for file, made in files.items():
+        write_atomically(results / file, made)
+    return [results / file for file in files]
 
 
 def _keep_earlier(content: Content, earlier: Content | None, wanted: dict[str, TrainingConfig]) -> None:

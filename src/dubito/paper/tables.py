@@ -30,7 +30,12 @@ NOTES = {
     "another unit. Where their mean is far above their median, a few images with huge outputs make the mean; where "
     "AUROC is below 0.5, the right predictions are those with large variances.",
     "noise": "Mean over the classes of p (1 - p), over the draws; p normalised over the classes, as the formula has "
-    "it, or over a batch, as the paper's prose has it. `image` is the first test image, `mean` the mean of many.",
+    "it, or over a batch, as the paper's prose has it. `image` is the first test image, `mean` the mean of many. Over "
+    "a batch of B images the p of every class sum to 1, so their mean is 1/B whatever the images are, and the mean of "
+    "p (1 - p) is nearly (1/B)(1 - 1/B), as long as no image takes much of a class: 0.000999 at B = 1,000, the "
+    "paper's constant. That B was 1,000 is inferred from this number alone; the appendix's batch of 128 would give "
+    f"{(1 - 1 / 128) / 128:.6f}. One image among the others of its batch is not constant. Over the classes, aleatoric "
+    "uncertainty is a property of the image.",
     "regularisation": "Training numbers are means over the epoch's steps, with augmentation and with drawn weights or "
     "dropped units (p = 0.5); validation numbers those of images held out, by draws.",
     "posterior": "One fixed weight in the middle of each layer. The budget `cpu` trains this network for 100 epochs, "
