@@ -38,16 +38,24 @@ def page(results: dict[str, Any]) -> str:
     """The whole page."""
     return f"""# Which estimator, which prediction?
 
-What a step or a pass costs is in [the benchmark](../results/benchmark.md); here is what you get for it, on networks
-that `dubito train` made. Made by `python -m benchmarks.choosing` from `results/choosing`; its first lines say how.
+[The benchmark](../results/benchmark.md) says what a training step or a prediction costs. This page says what you get
+for it, with networks trained by `dubito train`. `python -m benchmarks.choosing` makes the page from the files in
+`results/choosing`; the first lines of that program say how they were measured.
+
+In short: train with `local`, the default, and predict by draws of the weights, also the default.
 
 ## Training: how noisy the gradients are
 
 {tables(gradient_noise, results["gradient_noise"])}
 
-The noise is the trace of the covariance of the likelihood's gradient over draws on one batch, as a multiple of
-`local`'s: the median over the batches with the lowest and the highest; the time is that of a forward and a backward
-pass, and the last column what is left of the noise of the means after a given time of averaging.
+How to read the table:
+
+- *Noise* is how much the gradient of the likelihood varies from draw to draw on the same batch (the trace of its
+  covariance), as a multiple of the noise of `local`. It is the median over the batches; the lowest and the highest
+  are in brackets.
+- *Time* is that of a forward and a backward pass, as a multiple of the time of `local`.
+- *Noise x time* compares estimators that are given the same time: it is the noise of the means that is left after
+  averaging for that long.
 
 {training(results["gradient_noise"])}
 
@@ -55,10 +63,14 @@ pass, and the last column what is left of the noise of the means after a given t
 
 {tables(moments, results["moments"])}
 
-The reference and the rows *draws* are draws of activations (`method="local"`): every output is drawn by itself, as
-training with `local` does. *Of weights* are draws of the weights (`method="weights"`, the default), in which the
-positions of a convolution share their weights, as the posterior says. The row *half of* compares two halves of the
-reference with each other.
+How to read the rows:
+
+- The reference, and the rows *draws*, draw activations (`method="local"`): every output is drawn on its own, as in
+  training with `local`.
+- The rows *of weights* draw the weights (`method="weights"`, the default). All positions of a convolution then share
+  one draw, as the posterior says.
+- The row *half of* compares two halves of the reference with each other. It shows how much chance is in the
+  reference.
 
 {prediction(results["moments"])}
 
@@ -66,8 +78,8 @@ reference with each other.
 
 {moments_training.markdown(results["moments_training"])}
 
-The expected log-likelihood through propagated moments has no sampling noise, but a step costs more.
-{objective(results["moments_training"])}
+Instead of drawing, training can pass means and variances through the network. The loss then has no sampling noise,
+but a step costs more. {objective(results["moments_training"])}
 
 ## torch.compile
 
@@ -91,8 +103,8 @@ def training(results: list[dict[str, Any]]) -> str:
     winners = "; ".join(f"{run}: `{name}`" for run, name in best.items())
     return (
         f"One draw of the weights for the whole batch has {numbers(deviations)} times the noise of `local` in the "
-        "gradients of the standard deviations: learn them with `local`, the default. Where only the means matter, "
-        f"averaging for a given time leaves the least noise with ({winners})."
+        "gradients of the standard deviations, so learn these with `local`, the default. If only the means matter, "
+        f"the estimator with the least noise in a given time is ({winners})."
     )
 
 
@@ -111,11 +123,11 @@ def prediction(results: list[dict[str, Any]]) -> str:
             weights.append(drawn[moments.COLUMNS[2]])
     nearer = "in every case" if all(closer) else f"in {sum(closer)} of {len(closer)} cases"
     return (
-        f"Moments come closer to the mean probabilities than 100 draws do {nearer}; they order images by epistemic "
-        f"uncertainty as draws do (Spearman {min(ranks):.4f} at the least) and find {numbers(ratios)} times as much of "
-        f"it. Draws of the weights find {numbers(weights)} times as much as the reference: they are draws of the "
-        "posterior, while `local` and `moments` treat the positions of a convolution as independent. Compare images by "
-        "one method only."
+        f"Moments come closer to the mean probabilities than 100 draws do {nearer}. They order images by epistemic "
+        f"uncertainty as draws do (Spearman correlation at least {min(ranks):.4f}) and find {numbers(ratios)} times as "
+        f"much of it. Draws of the weights find {numbers(weights)} times as much as the reference. They are draws of "
+        "the posterior itself, while `local` and `moments` treat the positions of a convolution as independent. So "
+        "compare images by one method only."
     )
 
 
@@ -127,8 +139,8 @@ def objective(result: dict[str, Any]) -> str:
     won = sum(rows[seed, "moments"]["nll"] < rows[seed, "local"]["nll"] for seed in seeds)
     verdict = "it pays" if won == len(seeds) else "it does not pay" if won == 0 else "it makes no clear difference"
     return (
-        f"It costs {numbers(costs)} times as much here, and in the same time it had the lower validation NLL for "
-        f"{won} of {len(seeds)} seeds: {verdict}. `dubito train` does not offer it."
+        f"Here a step costs {numbers(costs)} times as much. In the same time, moments reached the lower validation NLL "
+        f"for {won} of {len(seeds)} seeds: {verdict}. `dubito train` does not offer it."
     )
 
 

@@ -1,11 +1,11 @@
-"""Docstrings as pages show them: their doctests become blocks of code, and roles of reStructuredText plain code."""
+"""Docstrings and signatures as pages show them: doctests become code, and private parameters are left out."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Extension, Function, Object
 
 DOCTEST = re.compile(r"^(?P<indent>[ ]*)>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
@@ -32,6 +32,11 @@ def readable(text: str) -> str:
 
 class Docstrings(Extension):
     """What mkdocstrings asks about every object that it has read."""
+
+    def on_function(self, *, func: Function, **_: Any) -> None:
+        """Leave out parameters that begin with an underscore, which are for dubito itself."""
+        for name in [parameter.name for parameter in func.parameters if parameter.name.startswith("_")]:
+            del func.parameters[name]
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Make its docstring readable."""

@@ -14,11 +14,22 @@ import dubito
 
 ORDER = (
     (
-        *("errors", "softplus", "files", "harmless", "progress", "linear_map", "memory", "limits", "class_names"),
+        *(
+            "errors",
+            "softplus",
+            "files",
+            "harmless",
+            "progress",
+            "linear_map",
+            "memory",
+            "limits",
+            "class_names",
+            "scores",
+        ),
         "foreign",
     ),
     ("engines", "zoo"),
-    ("heads", "kernels"),
+    ("heads", "kernels", "scores"),
     ("noise",),
     ("variational",),
     ("estimators",),

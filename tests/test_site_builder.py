@@ -89,6 +89,14 @@ def test_a_page_tells_what_it_fetches_and_where_it_leads() -> None:
     assert (page.links, page.loads, page.anchors) == (["x/"], ["https://far.away/a.js", "b.svg"], {"y"})
 
 
+def test_the_reference_shows_no_private_parameters(tmp_path: Path) -> None:
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(pytest.importorskip("site_builder.docstrings").Docstrings)
+    (tmp_path / "known.py").write_text("def call(open, _hidden=1): ...\n")
+    module = griffe.load("known", search_paths=[tmp_path], extensions=extensions)
+    assert [parameter.name for parameter in module["call"].parameters] == ["open"]
+
+
 def test_formulas_become_mathml() -> None:
     formulas = pytest.importorskip("site_builder.formulas")
     page = formulas.to_mathml('<div class="arithmatex">\\[\\sum_{t=1}^T \\mathbb E[p_t] &lt; 1\\]</div> \\(not this\\)')

@@ -6,9 +6,13 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
+
+import pytest
 
 import dubito as package
 from dubito.runs.config import TrainingConfig
+from dubito.scores import SCORES
 
 COMMANDS = [
     *(
@@ -73,6 +77,37 @@ def test_bare_commands_print_their_help(dubito) -> None:
         assert result.code == 0
         assert "Usage: dubito" in result.out
         assert "Example" in result.out
+
+
+def test_scores_to_choose_from_are_those_there_are(dubito, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert f"Score to rank predictions by: {', '.join(SCORES)}." in dubito("decide", "--help").out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --data digits --out",
+        "zoo lenet5-mnist --out",
+        "ensemble a b --out",
+        "prune run --curve --out",
+        "evaluate run --folder",
+        "reproduce table1 --results",
+    ],
+)
+def test_a_folder_cannot_be_printed(dubito, command: str) -> None:
+    *arguments, option = command.split()
+    result = dubito(*arguments, option, "-")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"{option} is -, but several files are written, not one to print: name a folder.\n"
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate run", "compare a b", "bench"])
+def test_metrics_are_written_as_json_alone(dubito, command: str) -> None:
+    result = dubito(*command.split(), "--out", "metrics.csv")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "--out is metrics.csv, but must end in .json, or be - to print it.\n"
 
 
 def test_version(dubito) -> None:

@@ -34,6 +34,22 @@ def test_a_run_is_evaluated_and_reported(dubito, run: Path, tmp_path: Path) -> N
     assert len(result.err.splitlines()) == 1
 
 
+def test_a_dash_prints_the_page_and_nothing_else(dubito, run: Path, tmp_path: Path) -> None:
+    result = dubito("report", run, "--samples", 2, "--out", "-")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("<!doctype html>")
+    assert result.out.rstrip().endswith("</html>")
+    assert not (run / "report.html").exists()
+    assert not (run / "figures").exists()
+
+    again = dubito("report", run, "--out", "-", "--figures", tmp_path / "figures")
+    assert again.out == result.out
+    assert (tmp_path / "figures" / "reliability.svg").exists()
+    result = dubito("report", run, "--figures", "-")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "--figures is -, but several files are written, not one to print: name a folder.\n"
+
+
 def test_what_is_no_run_ends_in_one_sentence(dubito, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in ("nowhere", "empty"):

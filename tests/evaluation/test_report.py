@@ -172,6 +172,13 @@ def test_a_run_without_mistakes_noise_or_trace_has_a_report_too(evaluation: Eval
         assert reason in page.text
 
 
+def test_nothing_below_100_percent_is_rounded_to_it(evaluation: Evaluation):
+    metrics = {**evaluation.metrics, "conformal": {**evaluation.metrics["conformal"], "requested": 0.996}}
+    shown = illustrations.illustrations(dataclasses.replace(evaluation, metrics=metrics), None)
+    (conformal,) = [one for one in shown["calibration"] if one.name == "conformal"]
+    assert conformal.caption.endswith("includes the true one for 99.6 % of images.")
+
+
 def test_more_than_20_classes_fold_the_table_and_write_no_counts(evaluation: Evaluation, tmp_path: Path):
     test = evaluation.test
     names = tuple(f"class {i}" for i in range(25))

@@ -60,6 +60,22 @@ def test_a_calibrated_file_gives_calibrated_probabilities(dubito, digits_run: Pa
     assert described["temperature"] == json.loads((digits_run / "calibration.json").read_text())["temperature"]
 
 
+def test_a_dash_sends_the_file_to_stdout_and_nothing_else(digits_run: Path, capfdbinary, monkeypatch) -> None:
+    assert cli.run(["export", str(digits_run), "--samples", "2", "--out", "file.onnx"]) == 0
+    capfdbinary.readouterr()
+    assert cli.run(["export", str(digits_run), "--samples", "2", "--out", "-"]) == 0
+    assert capfdbinary.readouterr().out == Path("file.onnx").read_bytes()
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.run(["export", str(digits_run), "--out", "-", "--format", "torch"]) == 1
+    printed = capfdbinary.readouterr()
+    assert printed.out == b""
+    assert printed.err.decode() == (
+        "--out is -, but the file is binary and cannot be shown here: send it on, as in "
+        f"`dubito export {digits_run} --out - > network.pt2`.\n"
+    )
+
+
 def test_options_that_make_no_sense_for_a_file_are_refused(dubito, digits_onnx: Path) -> None:
     for option in (
         *(("--samples", 5), ("--method", "mean"), ("--seed", 1)),

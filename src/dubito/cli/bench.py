@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.options import option
-from dubito.cli.rows import STDOUT, json_writer
+from dubito.cli.options import STDOUT, option
+from dubito.cli.rows import json_writer
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say

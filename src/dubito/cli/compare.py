@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import Bootstrap, Checkpoint, Data, Device, Seed, choose_device, option
-from dubito.cli.rows import STDOUT, json_writer, require_matplotlib, require_writable
+from dubito.cli.options import STDOUT, Bootstrap, Checkpoint, Data, Device, Seed, choose_device, option
+from dubito.cli.rows import json_writer, require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
 from dubito.harmless import say

@@ -14,6 +14,7 @@ from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, TargetError
 from dubito.harmless import say
+from dubito.scores import SCORES
 from dubito.zoo import refuse_to_change
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def decide(
         str | None,
         option(
             "NAME",
-            "Score to rank predictions by: epistemic, aleatoric, entropy, mutual_information or confidence.",
+            f"Score to rank predictions by: {', '.join(SCORES)}.",
+            default="whichever does best on the validation images",
         ),
     ] = None,
     data: Annotated[
@@ -162,7 +164,6 @@ def _show(rule: Rule, measured: Measured | None) -> None:
 
 def _show_risks(rule: Rule, validation: Validation) -> None:
     """The error against the share of reviewed images, as a picture of bars."""
-    from dubito.decisions import SCORES
     from dubito.decisions.words import percent
     from dubito.evaluation.reviewing import review
 

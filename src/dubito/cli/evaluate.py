@@ -13,6 +13,7 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import (
+    STDOUT,
     Address,
     BatchSize,
     Bootstrap,
@@ -28,7 +29,7 @@ from dubito.cli.options import (
     choose_engine,
     option,
 )
-from dubito.cli.rows import STDOUT, json_writer, require_writable
+from dubito.cli.rows import json_writer, require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, RunError
 from dubito.harmless import say

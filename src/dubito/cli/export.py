@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import AnyNetwork, Checkpoint, option, require_choice
+from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, option, require_choice
 from dubito.cli.predict import calibration_of, saved_temperature_of
-from dubito.cli.rows import require_writable
+from dubito.cli.rows import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
@@ -41,7 +42,7 @@ def export(
     run: AnyNetwork,
     out: Annotated[
         Path | None,
-        option("FILE", "File to write.", default="RUN.onnx or RUN.pt2"),
+        option("FILE", "File to write; - sends it to stdout, and nothing else.", default="RUN.onnx or RUN.pt2"),
     ] = None,
     format: Annotated[
         str, typer.Option(metavar="NAME", help="File format: onnx, or torch (.pt2 of torch.export).")
@@ -73,9 +74,12 @@ def export(
     require_choice("--format", format, tuple(SUFFIXES))
     require_choice("--what", what, (None, "draws", "moments", "mean"))
     file = out or Path(f"{place_for(run) if run.name else run.resolve()}{SUFFIXES[format]}")
-    if file.suffix.lower() != SUFFIXES[format]:
+    if file == STDOUT:
+        refuse_terminal("the file", f"dubito export {shlex.quote(str(run))} --out - > network{SUFFIXES[format]}")
+    elif file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
-    require_writable(file)
+    else:
+        require_writable(file)
     from dubito.exporting import export as exported
     from dubito.prediction import Predictor
     from dubito.runs.run import Run
@@ -93,9 +97,14 @@ def export(
         fitted = _fitted(source, checkpoint, drawn, calibrated)
     else:
         fitted = _saved_fitted(source, network, drawn, calibrated)
+    write = partial(exported, network, format=format, what=what, samples=samples or 10, **fitted)
     with Console(stderr=True).status("Exporting, which may take a minute ..."):
         try:
-            exported(network, file, format=format, what=what, samples=samples or 10, **fitted)
+            if file == STDOUT:
+                with file_for_stdout(f"network{SUFFIXES[format]}") as unnamed:
+                    write(out=unnamed)
+                return
+            write(out=file)
         except OSError as error:  # which would name the temporary file
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     say(f"Wrote {file} ({size(file.stat().st_size)}).")

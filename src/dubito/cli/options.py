@@ -23,10 +23,22 @@ def run_argument(help: str) -> Any:
     return typer.Argument(metavar="RUN", callback=find, help=help, show_default=False)
 
 
-def option(metavar: str | None, help: str, *, default: str = "", **settings: Any) -> Any:
+STDOUT = Path("-")
+"""The output that is printed instead of written to a file."""
+
+
+def _no_stdout(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    if value == STDOUT:
+        raise OptionError(f"--{parameter.name} is -, but several files are written, not one to print: name a folder.")
+    return value
+
+
+def option(metavar: str | None, help: str, *names: str, default: str = "", **settings: Any) -> Any:
     """An option whose value may be left out; `default` is what is shown of its default, nothing unless given."""
+    if metavar == "FOLDER":
+        settings["callback"] = _no_stdout
     shown = f"{help} [dim]\\[default: {default}][/dim]" if default else help
-    return typer.Option(metavar=metavar, help=shown, show_default=False, **settings)
+    return typer.Option(*names, metavar=metavar, help=shown, show_default=False, **settings)
 
 
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:

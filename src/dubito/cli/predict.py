@@ -13,6 +13,7 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import (
+    STDOUT,
     Address,
     BatchSize,
     Checkpoint,
@@ -28,7 +29,7 @@ from dubito.cli.options import (
     require_choice,
     run_argument,
 )
-from dubito.cli.rows import STDOUT, Table, writer
+from dubito.cli.rows import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError
 from dubito.harmless import say

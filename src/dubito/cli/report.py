@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import option, run_argument
-from dubito.cli.rows import require_matplotlib, require_writable
+from dubito.cli.options import STDOUT, option, run_argument
+from dubito.cli.rows import file_for_stdout, require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -15,6 +16,7 @@ from dubito.zoo import place_for
 EXAMPLES = examples(
     "dubito report runs/first",
     "dubito report runs/mnist --ood fashion-mnist --out mnist.html",
+    "dubito report runs/mnist --out - > mnist.html",
     note="The run is evaluated first, unless it already has a matching evaluation. The report is a "
     "single file: it can be sent by mail, opened offline and printed.",
 )
@@ -27,7 +29,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        option("FILE", "HTML file to write.", default="RUN/report.html"),
+        option("FILE", "HTML file to write; - prints it, and nothing else.", default="RUN/report.html"),
     ] = None,
     samples: Annotated[
         int | None,
@@ -43,18 +45,19 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        option("FOLDER", "Folder for the figures, as PNG and SVG.", default="RUN/figures"),
+        option("FOLDER", "Folder for the figures, as PNG and SVG.", default="RUN/figures; none with --out -"),
     ] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
     """Write an HTML report: how good a network is, and how far its uncertainties can be trusted."""
     home = place_for(run)
-    folder, page = figures or home / "figures", out or home / "report.html"
+    printed = out == STDOUT
+    page, folder = out or home / "report.html", figures or (None if printed else home / "figures")
     if any(
         (run / name).exists() for name in ("config.yaml", "evaluation.safetensors")
     ):  # else there is more wrong with it
-        for place in (page, folder / "figure"):
+        for place in ([] if printed else [page]) + ([folder / "figure"] if folder else []):
             require_writable(place)
     require_matplotlib()
     import torch
@@ -63,7 +66,12 @@ def report(
 
     # Softplus outputs underflow to denormals, which cost a CPU several times an ordinary number.
     torch.set_flush_denormal(True)
-    file = write_report(run, out=page, figures=folder, samples=samples, ood=ood or None, progress=True)
+    write = partial(write_report, run, figures=folder, samples=samples, ood=ood or None, progress=True)
+    if printed:
+        with file_for_stdout("report.html") as file:
+            write(out=file)
+        return
+    file = write(out=page)
     say(
         f"The report is {file} ({file.stat().st_size / 1e6:.1f} MB); its figures are in {folder}. Open it in a browser."
     )

@@ -76,15 +76,11 @@ def reproduce(
     ] = None,
     runs: Annotated[
         Path | None,
-        typer.Option(
-            "--runs", "--out", metavar="FOLDER", help="Folder of the runs.", show_default="runs/reproduction/BUDGET"
-        ),
+        option("FOLDER", "Folder of the runs.", "--runs", "--out", default="runs/reproduction/BUDGET"),
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of the tables and figures.", show_default="results/reproduction/BUDGET"
-        ),
+        option("FOLDER", "Folder of the tables and figures.", default="results/reproduction/BUDGET"),
     ] = None,
     document: Annotated[
         Path | None,

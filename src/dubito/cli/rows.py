@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dubito.cli.options import STDOUT
 from dubito.errors import DubitoError, OptionError, missing
 from dubito.harmless import say, to_csv
-
-STDOUT = Path("-")
-"""The output that is printed instead of written to a file."""
 
 Table = dict[str, list[Any]]
 """Columns by name, all equally long; None is a missing value."""
@@ -43,12 +44,31 @@ def json_writer(path: Path) -> Callable[[dict[str, Any]], None]:
     if path == STDOUT:
         # Other letters as their numbers, so that nothing in it does anything to a terminal.
         return lambda content: say(json.dumps(content, indent=2, allow_nan=False))
+    if path.suffix.lower() != ".json" and not path.is_dir():
+        raise OptionError(f"--out is {path}, but must end in .json, or be - to print it.")
     require_writable(path)
 
     def write(content: dict[str, Any]) -> None:
         _write(path, (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
 
     return write
+
+
+@contextmanager
+def file_for_stdout(name: str) -> Iterator[Path]:
+    """The path of a temporary file `name`, which is printed as it is once it was written."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        yield path
+        sys.stdout.flush()
+        sys.stdout.buffer.write(path.read_bytes())
+        sys.stdout.buffer.flush()
+
+
+def refuse_terminal(what: str, command: str) -> None:
+    """An error if stdout is a terminal, which cannot show a binary file."""
+    if sys.stdout.isatty():
+        raise OptionError(f"--out is -, but {what} is binary and cannot be shown here: send it on, as in `{command}`.")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dubito.decisions.fitting import fit
 from dubito.decisions.rule import ACCEPT, DECISIONS, FILE, REVIEW, UNFAMILIAR, Measured, Rule
-from dubito.decisions.scores import SCORES
 from dubito.decisions.stored import find_rule
+from dubito.scores import SCORES
 
 __all__ = ["ACCEPT", "DECISIONS", "FILE", "REVIEW", "SCORES", "UNFAMILIAR", "Measured", "Rule", "find_rule", "fit"]

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from dubito.class_names import check_class_names
 from dubito.decisions.causes import Causes
-from dubito.decisions.scores import SCORES, Predicted, as_prediction, has, score
+from dubito.decisions.scores import Predicted, as_prediction, has, score
 from dubito.decisions.words import percent, promise
 from dubito.errors import DataError, OptionError, ShapeError
 from dubito.files import write_atomically
 from dubito.foreign import FAULTS, parse_json, read_text, reason_of
 from dubito.heads.split import Prediction
+from dubito.scores import SCORES
 
 ACCEPT = "accept"
 """Take the prediction as it is."""

@@ -1,49 +1,19 @@
-"""Scores by which a prediction can be doubted: the larger, the more doubtful.
-
-A new score is a function of a prediction and a line in `SCORES`. Rules choose among those that a prediction has: plain
-probabilities lack those that compare draws.
-"""
+"""The scores (`dubito.scores`) of a prediction, or of plain probabilities, which lack those that compare draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dubito.errors import NonFiniteError, OptionError, ShapeError, unknown
 from dubito.heads.split import Prediction, decompose
+from dubito.scores import DRAWN, SCORES
 
 Predicted: TypeAlias = Any
 """A :class:`dubito.Prediction`, or probabilities (N, C): a tensor, an array or nested lists."""
-
-
-def lack_of_confidence(prediction: Prediction) -> Tensor:
-    """1 - confidence, as the sum of all other probabilities: exact even where the confidence rounds to 1."""
-    return prediction.probs.scatter(1, prediction.label.unsqueeze(1), 0.0).sum(1)
-
-
-def lack_of_margin(prediction: Prediction) -> Tensor:
-    """1 - (the largest probability - the second largest)."""
-    others = prediction.probs.scatter(1, prediction.label.unsqueeze(1), 0.0)
-    return others.sum(1) + others.amax(1)
-
-
-SCORES: dict[str, Callable[[Prediction], Tensor | None]] = {
-    "confidence": lack_of_confidence,
-    "entropy": lambda prediction: prediction.entropy,
-    "margin": lack_of_margin,
-    "aleatoric": lambda prediction: prediction.aleatoric,
-    "epistemic": lambda prediction: prediction.epistemic,
-    "mutual_information": lambda prediction: prediction.mutual_information,
-    "novelty": lambda prediction: prediction.novelty,
-}
-"""Every score by name; where two do equally well, the one that comes first is taken."""
-DRAWN = ("epistemic", "mutual_information")
-"""The scores that compare draws: 0 for a single one."""
 
 
 def as_prediction(predicted: Predicted) -> Prediction:

@@ -8,12 +8,12 @@ import math
 def percent(share: float) -> str:
     """A share in percent, with two digits, and more near 100 %.
 
-    >>> percent(0.0834), percent(0.25), percent(0.9995), percent(0.0), percent(1.0)
-    ('8.3 %', '25 %', '99.95 %', '0 %', '100 %')
+    >>> percent(0.0834), percent(0.25), percent(0.996), percent(0.99999), percent(0.0), percent(1.0)
+    ('8.3 %', '25 %', '99.6 %', '99.999 %', '0 %', '100 %')
     """
     value = 100 * share
     if 99 < value < 100:
-        return f"{100 - float(f'{100 - value:.1g}'):.4g} %"
+        return f"{100 - float(f'{100 - value:.1g}'):.10g} %"
     return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"
 
 

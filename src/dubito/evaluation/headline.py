@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dubito.decisions.words import percent as in_words
 from dubito.evaluation.chance import about_chance
 from dubito.evaluation.evaluation import Evaluation
 
@@ -142,12 +143,12 @@ def _best(scores: dict[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
 
 
 def percent(value: float) -> str:
-    """A share as people read it.
+    """A share as people read it; nothing below 1 is rounded to 100 %.
 
-    >>> percent(0.987)
-    '98.7 %'
+    >>> percent(0.987), percent(0.9996), percent(1.0)
+    ('98.7 %', '99.96 %', '100.0 %')
     """
-    return f"{100 * value:.1f} %"
+    return in_words(value) if 0.9995 <= value < 1 else f"{100 * value:.1f} %"
 
 
 def exact_percent(value: float) -> str:
