@@ -21,8 +21,8 @@ EXAMPLES = examples(
     "dubito zoo lenet5-mnist",
     "dubito zoo lenet5-mnist --out runs/mine",
     "dubito serve zoo:lenet5-mnist",
-    note="zoo:NAME stands wherever a run folder may stand, in Python too: dubito.load('zoo:lenet5-mnist'). The "
-    "networks belong to the installation and stay as they are: a new decision rule, for example, is for a copy.",
+    note="Use zoo:NAME in place of a run folder, in Python too: dubito.load('zoo:lenet5-mnist'). The networks are part "
+    "of the installation and cannot be changed. To fit a new decision rule, for example, make a copy with --out.",
 )
 
 

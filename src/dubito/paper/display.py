@@ -77,7 +77,7 @@ class Display(AbstractContextManager["Display"]):
         what = {
             "running": "" if self.console.is_terminal else "started",
             "finished": f"finished in {duration(state.seconds)}" if known else "finished before",
-            "stopped": "stopped, and goes on when the command is given again",
+            "stopped": "stopped; run the command again to continue",
             "failed": f"failed: {state.error}",
         }.get(state.status, "")
         if what:

@@ -1,12 +1,12 @@
-"""Trained networks that come with dubito: ``zoo:NAME`` stands wherever a run folder may stand.
+"""Trained networks that come with dubito: use ``zoo:NAME`` in place of a run folder.
 
 Each is a folder here, named NAME: a run without what only its training needs, and
 
     README.md      its card: data, command, commit, figures, decision rule, limits
     figures.json   the figures that the card was written from
 
-``python -m benchmarks.zoo`` trains, measures and writes them all. They belong to the installation, so no command writes
-into them: ``dubito zoo NAME --out FOLDER`` makes a copy to work on.
+``python -m benchmarks.zoo`` trains, measures and writes them all. They are part of the installation, and no command
+changes them: ``dubito zoo NAME --out FOLDER`` makes a copy to work on.
 """
 
 from __future__ import annotations
