@@ -30,38 +30,48 @@ BYTES = 4 * 4
 
 INTRODUCTION = """# Benchmark
 
-What Bayesian layers cost: dubito, its peers, and two-convolution layers written down plainly, as multiples of the
-frequentist twin, the same network with point estimates. Made by `make bench`, which installs the peers into an
-environment of its own; `dubito bench` measures dubito's own networks on your machine.
+This page shows what Bayesian layers cost: those of dubito, those of other libraries, and plain layers with two
+convolutions. All costs are multiples of the frequentist twin, which is the same network with point estimates.
+`make bench` makes the page. It installs the other libraries into their own environment. `dubito bench` measures
+dubito's own networks on your machine.
 
-Every system runs in a process of its own, from the same network with softplus activations, the same weights as means,
-the same random images and as many threads, and keeps the memory that it frees, as the program `dubito` does
-(`dubito.memory.keep_freed_memory`, for all systems alike). Processes take turns; ratios compare times of one
-round: each cell is the median over the rounds, with the quartiles in brackets. A training step is the forward pass, the
-system's own KL term, the backward pass and fused Adam. Predictions by draws are compared with as many passes of the
-twin, and a peer makes them one after the other. A `dubito.Predictor` is made once and keeps its drawn weights;
-`dubito.predict` draws them anew in each call. Memory is the most that building the network and three training steps
-need beyond a process with everything imported; for a system that only predicts, three predictions.
+How it is measured:
+
+- Every system runs in its own process. All start from the same network with softplus activations, the same means, the
+  same random images and the same number of threads. All keep the memory that they free, as the program `dubito` does
+  (`dubito.memory.keep_freed_memory`).
+- The processes take turns. A ratio compares times of the same round. Each cell is the median over the rounds, with the
+  quartiles in brackets.
+- A training step is the forward pass, the system's own KL term, the backward pass and fused Adam.
+- A prediction by draws is compared with the same number of passes of the twin. Other libraries make one draw after the
+  other. A `dubito.Predictor` is made once and keeps its drawn weights; `dubito.predict` draws them anew in each call.
+- Memory is the peak while building the network and making three training steps (or three predictions, for a system
+  that only predicts), above that of a process in which everything is imported.
 """
 
-GROWTH = """The networks of these measurements are stacks of 3x3 convolutions, by default 4 of 32 channels on 16x16
-positions, with a batch of {batch}; one of these numbers changes at a time. The cost of draws is that of a prediction
-against as many passes of the twin, the others are training steps.
+GROWTH = """These networks are stacks of 3x3 convolutions: 4 of them, with 32 channels on 16x16 positions and a batch of
+{batch}. Each table changes one of these numbers. The table of draws compares a prediction with the same number of
+passes of the twin; the others compare training steps.
 """
 
-ONE_IMAGE = """One image by 100 draws is compared with one pass of the twin on 100 images. Every draw has weights of its
-own, so 100 products of one image take the place of one product of 100. `python -m benchmarks.one_image` takes that
-apart (`results/one_image.json`): how much is reading the drawn weights once, and how much passes of a single image cost
-even if all have the same weights.
+ONE_IMAGE = """One image by 100 draws is compared with one pass of the twin on 100 images. Every draw has its own
+weights, so 100 products of one image replace one product of 100 images. `python -m benchmarks.one_image` measures two
+parts of this (`results/one_image.json`): the time to read the drawn weights once, and the time of passes of a single
+image that all have the same weights.
 """
 
-PROFILE = """Milliseconds of one execution, by torch's profiler; an operator counts without the time of those it calls.
-*Convolutions and matrix products* are those of the forward and the backward pass, with all that happens inside them;
-*noise* is making random numbers; *weights* is the other work on tensors as large as a parameter (standard deviations,
-drawn weights, sums of gradients, KL), *optimiser* fused Adam, *activations* the work on all other tensors (softplus,
-pooling, squares, roots, copies); *the rest* is views of tensors, memory, autograd's bookkeeping and the Python between
-operators. The groups add up to the time of a profiled execution, which holds the profiler's own work too, some
-microseconds for each operator; what an execution takes without the profiler is in the last row.
+PROFILE = """Milliseconds of one execution, by torch's profiler. The time of an operator does not include operators
+that it calls.
+
+- *Convolutions and matrix products*: those of the forward and the backward pass, with everything inside them.
+- *Noise*: making random numbers.
+- *Weights*: other work on tensors as large as a parameter (standard deviations, drawn weights, sums of gradients, KL).
+- *Optimiser*: fused Adam.
+- *Activations*: work on all other tensors (softplus, pooling, squares, roots, copies).
+- *The rest*: views of tensors, memory, autograd's bookkeeping, and Python code between operators.
+
+The groups add up to the time of an execution with the profiler, which itself takes some microseconds for each operator.
+The last row is the time without the profiler.
 """
 
 
@@ -147,10 +157,10 @@ def network(name: str, stage: dict[str, Any]) -> str:
         state = BYTES * stage["parameters"] / 1e6
         lines += [
             "",
-            f"Parameters, gradients and Adam's two moments are {state:.0f} MB of the twin's memory, and "
-            f"{2 * state:.0f} MB of a network with a mean and a standard deviation for each weight; the "
-            f"rest is for activations. So {(twin + state) / twin:.2f} times the twin's memory is the least for such a "
-            "network, even if its activations took no more than the twin's.",
+            f"Parameters, gradients and Adam's two moments take {state:.0f} MB of the twin's memory. A network with a "
+            f"mean and a standard deviation for each weight needs {2 * state:.0f} MB for them. So even if its "
+            f"activations take no more than the twin's, it needs at least {(twin + state) / twin:.2f} times the "
+            "twin's memory.",
         ]
     if "single" in columns:
         lines += ["", ONE_IMAGE.rstrip()]
