@@ -53,7 +53,7 @@ class RunError(DubitoError, RuntimeError):
 
 
 class TargetError(DubitoError, ValueError):
-    """What was asked for cannot be promised; `best` is what can be."""
+    """The goal of a rule cannot be promised; `best` is the best rule that can."""
 
     def __init__(self, message: str, best: object = None) -> None:
         super().__init__(message)

@@ -37,20 +37,19 @@ def to_bayesian(
 
     Linear and convolutional layers of torch become their Bayesian twins. The parameters of other linear maps
     (attention, recurrent layers, embeddings, subclassed layers) are drawn whenever they are read. Normalisation and
-    other modules stay as they are, unless `only` names their parameters. The original is untouched. Layers that appear
-    in several places stay shared, tied weights share one posterior, hooks stay where they were, and frozen weights stay
-    frozen (with their standard deviations). Applying it twice changes nothing. ``print(dubito.summary(network))`` says
-    what became Bayesian, what did not, and why.
+    other modules are not changed, unless `only` names their parameters. The original does not change. Shared layers
+    stay shared, tied weights share one posterior, hooks are kept, and frozen weights stay frozen (with their standard
+    deviations). Converting twice changes nothing more. ``print(dubito.summary(network))`` says what became Bayesian,
+    what did not, and why.
 
     Args:
         module: any network, or a single layer.
-        head: makes this the copy's own head.
+        head: the head of the copy; None keeps the one it has.
         only: which layers, None for all. A string is a pattern for names, such as ``"features.*"`` or ``"classifier"``,
             which takes all layers inside, or that of a parameter, such as ``"norm.weight"``; a type takes all layers of
-            it or inside modules of it; a function is asked with name and layer. Several take what any of them picks.
-        last_layer: of these layers, the last one alone.
-        inplace: change `module` itself instead of a copy. A single layer cannot become another, so use what is
-            returned.
+            it, also inside modules of it; a function gets name and layer and says yes or no. A list combines several.
+        last_layer: convert only the last of these layers.
+        inplace: change `module` itself instead of a copy. For a single layer, use what is returned.
         bayesian: options of the new layers, see :class:`~dubito.layers.BayesianOptions`; `prior="empirical"` centres
             the prior on the weights too.
 

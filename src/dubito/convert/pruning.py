@@ -33,14 +33,14 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 def prune(module: ModuleType, sparsity: float, *, inputs: Tensor | None = None, inplace: bool = False) -> ModuleType:
     """A copy of a Bayesian network in which this share of all weights, those with the smallest |mu| / sigma, is zero.
 
-    The threshold is one for the whole network. Weights without a posterior are left alone, and so are biases, unless
-    `inputs` are given: activations such as softplus are positive, so that weights which say little about an image
-    still add up to a constant, and taking them away shifts what follows.
+    The threshold is one for the whole network. Weights without a posterior do not change. Biases change only if
+    `inputs` are given: activations such as softplus are positive, so even weights that say little about an image add
+    a constant to the output, and the biases have to replace it.
 
     Args:
         module: a network with Bayesian layers.
         sparsity: the share of their weights that become zero, from 0 to below 1; weights that are zero already count.
-        inputs: a batch of training images; biases then make up for the mean output that each layer loses on it.
+        inputs: a batch of training images; biases are then corrected so that the mean output of each layer on it stays.
         inplace: change `module` itself instead of a copy.
 
     >>> import dubito

@@ -15,10 +15,10 @@ from dubito.estimators import estimator
 def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], *, draws: bool = True) -> nn.Module:
     """Set the running statistics of batch norm to their means over these batches of images; returns the network.
 
-    With `draws` every batch sees a new draw of the weights, as in training; without, it sees the posterior mean. A
-    training keeps an average over its last steps, which this replaces: for a network that was converted after its
-    training, whose statistics are those of the mean alone, or whose weights were changed by hand. The images should be
-    augmented as in training: the weights are used to statistics of such images.
+    With `draws` every batch sees a new draw of the weights, as in training; otherwise the posterior mean. Use it for a
+    network that was converted after its training, or whose weights were changed by hand: its statistics are then those
+    of the mean, or of other weights. The images should be augmented as in training, because the weights were trained
+    with statistics of such images.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> images = torch.randn(64, 2)

@@ -70,20 +70,14 @@ def read_image(
 ) -> Tensor:
     """An image file as a uint8 tensor of shape (channels, size, size).
 
-    The first frame counts, the EXIF orientation is honoured, transparency is laid over white, 16-bit values are
-    scaled to 8 bits, and colour becomes gray or gray colour as `channels` (1 or 3) asks. `fit` says what becomes of
-    the proportions: ``crop`` takes the largest square in the middle, ``pad`` adds black to the shorter sides,
-    ``stretch`` changes them. The result has `size - 2 * padding` pixels a side and is framed by `padding` black ones,
-    as the MNIST family is; an image that already is `size` x `size` stays as it is. Training gives a `window`, the
-    random part of the image to take.
-
-    >>> import io
-    >>> from PIL import Image
-    >>> file = io.BytesIO()
-    >>> Image.new("RGB", (10, 20), (255, 0, 0)).save(file, "png")
-    >>> image = read_image(file, channels=3)
-    >>> image.shape, image[:, 0, 0].tolist()
-    (torch.Size([3, 32, 32]), [255, 0, 0])
+    Only the first frame is read. The EXIF orientation is applied, transparency becomes white, 16-bit values are scaled
+    to 8 bits, and colours are converted to `channels`: 1 (gray) or 3 (colour). `fit` says how the image becomes square:
+    ``crop`` takes the largest square in the middle, ``pad`` adds black to the shorter sides, ``stretch`` changes the
+    proportions. The result has `size - 2 * padding` pixels a side and is framed by `padding` black ones, as in the
+    MNIST family. An image that already has `size` x `size` pixels does not change. `window` is the part of the image to
+    take; training chooses it at random. >>> import io >>> from PIL import Image >>> file = io.BytesIO() >>>
+    Image.new("RGB", (10, 20), (255, 0, 0)).save(file, "png") >>> image = read_image(file, channels=3) >>> image.shape,
+    image[:, 0, 0].tolist() (torch.Size([3, 32, 32]), [255, 0, 0])
     """
     return torch.from_numpy(read_pixels(source, channels, size, padding, fit, window))
 

@@ -52,28 +52,29 @@ def fit(
       holds with `confidence`; the share itself is what to expect.
     - `min_coverage`: accept at least this share of images. This, and the bound of the error, hold together with
       `confidence`.
-    - `cost_wrong` and `cost_review`: the least mean cost on the validation images, if an accepted image that is wrong
-      and a review cost so much. This is an estimate, not a promise, and so is the error that it leads to.
+    - `cost_wrong` and `cost_review`: the least mean cost on the validation images, given the cost of an
+      accepted mistake and of a review. This cost, and the error of the rule, are estimates, not promises.
 
-    Two thirds of the images, chosen by `seed`, prove a promise; the others choose score and thresholds. What was chosen
-    with the same images before (the best epoch of a training, a temperature) is not paid for.
+    A third of the images, chosen by `seed`, chooses the score and the thresholds; the others prove the promise. The
+    promise does not account for other choices made with the same images, such as the best epoch of a training or a
+    temperature.
 
     Args:
         prediction: of the validation images: a :class:`dubito.Prediction`, or probabilities (N, C) of any origin.
         labels: (N,) the true classes.
         max_error: largest error among accepted images.
-        confidence: how sure the promise is to be.
+        confidence: of the promise.
         review: share of images to review.
         min_coverage: least share of accepted images.
         cost_wrong: cost of an accepted image with a wrong label.
         cost_review: cost of a review.
-        false_alarm: also refuse images as unfamiliar, by their novelty, such that this happens to at most this share of
-            images like the validation images: the probability for the next image, with the validation images as random
-            as that image (a conformal quantile). The goals above are then about the other images.
+        false_alarm: also refuse images as unfamiliar, by their novelty, at this rate of false alarms: at most this
+            share of images like the validation images is refused (a conformal quantile, over random validation and new
+            images alike). The goals above are then about the other images.
         per_class: a threshold for each predicted class. The promise then is about each class on its own, with
             `confidence` for each; a class for which it cannot be kept is always reviewed.
         score: one of `SCORES` instead of the best.
-        seed: of the division into images that choose and images that prove.
+        seed: random seed of the division of the images.
         class_names: to name classes in sentences.
 
     >>> import torch

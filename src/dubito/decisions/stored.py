@@ -18,8 +18,7 @@ METHOD = "weights"
 def find_rule(run: Run, method: str = METHOD, checkpoint: str = "best") -> Rule | None:
     """The rule that a run has for these weights and this method; None if there is none.
 
-    A rule for other weights, as after further training, or for a novelty that was fitted again since, is left alone
-    with a warning.
+    A rule for other weights (the run was trained further) or for another novelty is ignored, with a warning.
     """
     file = run.path / FILE
     if method != METHOD or checkpoint != "best" or not file.exists():

@@ -1,4 +1,4 @@
-"""Engines: what carries work over many items. A new engine is a file here and a line in `ENGINES`."""
+"""Engines run a function for many items. A new engine is a file here and a line in `ENGINES`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Make = Callable[[], Callable[[Item], Result]]
 
 
 class Engine(ABC):
-    """Carries a function over many items.
+    """Runs a function for many items.
 
     Attributes:
         name: what it is called on the command line.
@@ -27,12 +27,12 @@ class Engine(ABC):
 
     @abstractmethod
     def map(self, make: Make[Item, Result], items: Iterable[Item], *, ahead: int = 1) -> Iterator[tuple[Item, Result]]:
-        """Each item with the function's result, as they are finished; each item once, whatever dies meanwhile.
+        """Pairs of an item and its result, in the order in which they finish; each item once, even if workers die.
 
-        Items are taken as they are needed, so that there may be more of them than memory holds.
+        Items are taken only as they are needed, so there may be more of them than fit into memory.
 
         Args:
             make: makes the function, once in each worker.
-            items: what it is applied to.
-            ahead: items that wait at a worker while it works, so that it is never idle; 0 for items that take long.
+            items: the arguments of the function.
+            ahead: items that wait at each busy worker, so that it is never idle; use 0 for items that take long.
         """

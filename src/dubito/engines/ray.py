@@ -74,10 +74,10 @@ class RayEngine(Engine):
             yield from _Pool(self.ray, self.actor(_Worker), make, count, ahead).map(items)
 
     def together(self, work: Callable[[Place], None]) -> None:
-        """Let every worker do its part of one work, all at the same time; ends when all have ended.
+        """Run one task that all workers do together, at the same time; ends when all have ended.
 
         Raises:
-            WorkerDiedError: if one of them died, of whatever reason; the others are stopped.
+            WorkerDiedError: if one of them died for any reason; the others are stopped.
         """
         with self.connected() as count:
             there = self.ray.cluster_resources().get("CPU", 0)
@@ -118,12 +118,12 @@ class RayEngine(Engine):
         return list(self.ray.get(results))
 
     def actor(self, kind: type) -> Any:
-        """A class whose instances are actors with the cores and GPUs of a worker."""
+        """A class whose instances are Ray actors with the cores and GPUs of a worker."""
         return self.ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(kind)
 
     @contextmanager
     def connected(self) -> Iterator[int]:
-        """Inside, Ray is there; gives the number of workers. A Ray that was there before stays."""
+        """A context in which Ray runs; gives the number of workers. A Ray that ran before keeps running."""
         own = not self.ray.is_initialized()
         if own:
             self._start()

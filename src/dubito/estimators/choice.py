@@ -41,10 +41,10 @@ def make_estimator(given: str | Estimator, **options: Any) -> Estimator:
 
 @contextmanager
 def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) -> Iterator[None]:
-    """Inside, everything below `module` that draws uses that estimator, in training and evaluation mode alike.
+    """A context in which all Bayesian layers inside `module` use this estimator, in training and in evaluation mode.
 
-    None stands for each module's own, so that a network in evaluation mode draws. What was in force before comes back
-    at the end, also after an exception.
+    None means each module's own estimator, so a network in evaluation mode draws too. At the end, also after an
+    exception, the previous estimator is back.
 
     >>> import torch
     >>> import dubito

@@ -162,7 +162,7 @@ class Conformal:
 
     @classmethod
     def of(cls, calibration: Calibration) -> Conformal:
-        """The sets of a run's validation record: ``lac``, which the image alone decides."""
+        """The sets of a run's validation record: ``lac``, which has no randomness."""
         threshold = math.inf if calibration.threshold is None else calibration.threshold
         return cls(ConformalMethod.LAC, calibration.coverage, threshold)
 

@@ -59,7 +59,7 @@ class Evaluated:
         )
 
     def name_of(self, number: int) -> str:
-        """What an image is called: its file with the folder that it is in, else its number."""
+        """The name of an image: its file with the folder that it is in, else its number."""
         return printable("/".join(PurePath(self.files[number]).parts[-2:])) if self.files else f"image {number}"
 
     @property

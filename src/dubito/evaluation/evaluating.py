@@ -68,9 +68,9 @@ def evaluate(
     draw. Post-hoc calibration uses the images that every member held out. A network that is given with `batches` is
     calibrated on `validation`, if that is given too, and `data`, `ood`, `noise` and `checkpoint` are not used.
 
-    Every interval is of 95 % and covers the test images and the draws: it is one for the expected value of the metric
-    over test sets of this size and over seeds, with this number of draws. A network without draws has intervals over
-    images alone. See :mod:`dubito.evaluation.intervals`.
+    All intervals are 95 % intervals over test images and draws: for the expected value of the metric over test sets of
+    this size and over seeds, with this number of draws. For a network without draws they cover images alone.
+    See :mod:`dubito.evaluation.intervals`.
 
     Args:
         networks: a run or its folder, or several; or a module, such as one that :func:`dubito.ensemble` made,
@@ -78,20 +78,20 @@ def evaluate(
         batches: for a module: pairs of inputs, as it takes them, and labels.
         validation: for a module: the same of images that its training has not seen, other than those of `batches`.
         data: another data set with the same classes, whose test images to use; None for the run's own.
-        samples: draws of the network; an ensemble shares them out over its members, see :class:`dubito.Predictor`.
-        ood: data sets whose test images the network should find strange.
+        samples: draws of the network; in an ensemble, divided among its members, see :class:`dubito.Predictor`.
+        ood: data sets of other things, for which the network should be uncertain.
         noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
         noise_images: how many test images, chosen at random, get noise; None for all.
-        coverage: requested of conformal sets; None for what suits the network's accuracy on validation images.
-        calibrated: measure calibrated probabilities: those of the temperature that fits the validation images.
+        coverage: how often a conformal set should hold the true class; None chooses it from the validation accuracy.
+        calibrated: measure calibrated probabilities, with the temperature that fits the validation images best.
         bootstrap: resamples of the images for the intervals.
         seed: of draws, noise and resamples.
         checkpoint: ``best`` or ``last``.
         batch_size: images at once, or fewer if they are large; the results do not depend on it.
         device: where the networks compute.
         progress: show a progress bar with the time left, on stderr.
-        engine: what carries the predictions of runs: :func:`dubito.engines.get_engine` makes one, such as ``ray``; None
-            is this process. The results are the same.
+        engine: where the predictions of runs are computed, such as ``dubito.engines.get_engine("ray")``; None is this
+            process. The results are the same.
 
     >>> import dubito
     >>> network = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")

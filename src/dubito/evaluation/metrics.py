@@ -1,8 +1,8 @@
 """Metrics of probabilities and uncertainties: pure functions on tensors.
 
-Confidence intervals need the share of every image and rank statistics of weighted images, so even the standard metrics
-are computed here, from those. The tests hold them against scikit-learn and torchmetrics; to import either takes longer
-than to compute them all.
+Confidence intervals need the contribution of every image, and rank statistics of weighted images, so the standard
+metrics are computed here too. Tests compare them with scikit-learn and torchmetrics; importing either of these takes
+longer than computing them all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RiskCoverage(NamedTuple):
 
 
 class Separation(NamedTuple):
-    """How well a score tells images of another data set (positive) from the network's own."""
+    """How well a score separates images of another data set (positive) from the network's own."""
 
     auroc: float
     aupr: float
@@ -262,7 +262,7 @@ def percentile(usual: Tensor, values: Tensor) -> Tensor:
 
 
 def separation(own: Tensor, other: Tensor) -> Separation:
-    """How well an uncertainty tells the images of another data set (`other`, positive) from the network's `own`.
+    """How well an uncertainty separates the images of another data set (`other`, positive) from the network's `own`.
 
     >>> separation(torch.tensor([0.1, 0.2, 0.6]), torch.tensor([0.5, 0.9]))
     Separation(auroc=0.8333333333333334, aupr=0.8333333333333333, fpr95=0.3333333333333333)

@@ -58,14 +58,14 @@ def report(
         model: any network, with or without Bayesian layers, or a predictor, whose own draws count; or a run folder.
         batches: for a network: pairs of inputs and labels of test images.
         out: the file.
-        validation: for a network: the same of images that its training has not seen, other than those of `batches`. It
-            is calibrated on them, and uncertainties are compared with theirs.
+        validation: for a network: pairs for images that were used neither for its training nor in `batches`. They
+            calibrate the network, and its uncertainties are compared with theirs.
         figures: a folder for every figure as PNG and SVG.
-        samples: draws of the network; None for 10, or for what was evaluated of a run.
-        ood: for a run folder: data sets whose images should be uncertain; None for what was evaluated.
+        samples: draws of the network; None for 10, or as in the stored evaluation of a run.
+        ood: for a run folder: data sets of other things; None for those of its stored evaluation.
         progress: show a progress bar, on stderr.
 
-    A network that :func:`dubito.attach_data` has told of its images is reported with the names of its classes.
+    The report has the names of the classes if :func:`dubito.attach_data` gave them to the network.
     """
     if isinstance(model, (str, os.PathLike)):
         if batches is not None or validation is not None:

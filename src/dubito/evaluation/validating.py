@@ -39,9 +39,9 @@ EXAMPLES = 12
 
 
 def validation_of(run: Run, *, moved: str | None = None, progress: bool = False) -> Validation:
-    """The validation record of a run, read from its folder; one that is missing is made from the images, and kept.
+    """The validation record of a run, read from its folder. If it is missing, it is made from the images and stored.
 
-    `moved` is where the data may be found if it is not in its place any more.
+    `moved` is where the data are now, if they were moved.
     """
     found = run.find_validation()
     if found is not None:

@@ -3,7 +3,7 @@
 - ``draws``: the drawn networks of ``dubito.Predictor(network, samples, seed=0)``, so that the file gives the same
   numbers as the predictor, every time;
 - ``moments``: one pass of means and variances, see :mod:`dubito.prediction.moments`;
-- ``mean``: the network of the posterior means, which knows no epistemic uncertainty.
+- ``mean``: the network of the posterior means, which has no epistemic uncertainty.
 
 The graph normalises the images itself. The file also holds the class names and how to read an image.
 """

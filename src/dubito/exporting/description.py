@@ -37,9 +37,9 @@ class Description:
     Attributes:
         what: ``draws``, ``moments`` or ``mean``.
         head: how outputs became probabilities; the graph does it.
-        data: class names, and how an image file is to be read: as (channels, size, size) bytes. The graph normalises.
+        data: class names, and how to read an image file: as (channels, size, size) bytes. The graph normalises them.
         samples: draws in the graph, with ``draws``.
-        rule: what to do with a prediction, if that was fitted.
+        rule: the decision rule, if one was fitted.
         temperature: by which the probabilities are calibrated; None if they are not.
         fitted: which outputs the graph has besides those of every graph: novelty, decision, conformal.
         novelty: how novelty is measured, in a sentence.

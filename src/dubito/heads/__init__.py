@@ -1,4 +1,4 @@
-"""Heads: how a network's outputs become a prediction, one and the same in training and prediction.
+"""Heads: how a network's outputs become a prediction. Training and prediction use the same head.
 
 - ``softplus``: the paper's normalisation.
 - ``softmax``: the usual one.

@@ -36,7 +36,7 @@ def get_head(head: str | Head) -> Head:
 
 
 def attach_head(model: ModuleType, head: str | Head) -> ModuleType:
-    """Make `head` the model's own, so that training and prediction cannot disagree; returns the model.
+    """Make `head` the model's own head, which training and prediction then use; returns the model.
 
     >>> model = attach_head(nn.Linear(4, 3), "softplus")
     >>> resolve_head(model)

@@ -39,7 +39,7 @@ class CategoricalLikelihood:
     """Log-likelihoods of labels, by the formula above.
 
     Args:
-        class_weights: (K,) how many observations one of each class counts for; None for 1 each.
+        class_weights: (K,) the weight of an observation of each class; None for 1 each.
         ignore_index: the label of observations that do not count; None if all do.
         label_smoothing: the share s of every target that is spread evenly over the classes, 0 ... 1.
 
@@ -124,10 +124,10 @@ def _checked_weights(given: Tensor | Sequence[float]) -> Tensor:
 
 
 def balanced_class_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Weights N / (K n_k) under which each class counts alike, for the N labels of a training set.
+    """Weights N / (K n_k) that give every class the same total weight, for the N labels of a training set.
 
     K is the number of classes that occur, and n_k how often; a class that does not occur has weight 1. The mean weight
-    of the labels is 1, so that KL keeps its share of the free energy.
+    of the labels is 1, so the balance between likelihood and KL does not change.
 
     >>> balanced_class_weights(torch.tensor([0, 0, 0, 1]), 2)
     tensor([0.6667, 2.0000])

@@ -133,8 +133,8 @@ class Prediction(_OfImages):
         decision: (N,) what to do with each image, where a rule was fitted: a numpy array of ``accept``, ``review`` and
             ``unfamiliar``.
         reason: (N,) why, in a few words.
-        epistemic_unbiased_per_class: (N, C) the diagonal of the epistemic matrix with the right expectation, whatever
-            the number of draws: take it to compare predictions with different numbers of draws. NaN if there is one
+        epistemic_unbiased_per_class: (N, C) the diagonal of the epistemic matrix, right on average for any
+            number of draws: use it to compare predictions with different numbers of draws. NaN if there is one
             draw or one antithetic pair; None where the draws are not known any more, as in predictions from files.
 
     Dense outputs (N, C, H, W) keep their axes after the classes in every field.

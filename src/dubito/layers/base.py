@@ -94,7 +94,7 @@ class BayesLayer(DrawingModule, ABC):
         return weight, bias
 
     def reset_parameters(self) -> None:
-        """Means as the `torch.nn` twin draws its weights, standard deviations and prior as given."""
+        """Initialise the means as the `torch.nn` twin does, and set standard deviations and prior as given."""
         _initialize(self.weight_mean, self.bias_mean)
         for q in self._posteriors():
             q.reset()
@@ -132,12 +132,12 @@ class BayesLayer(DrawingModule, ABC):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as the pass under way sees it, for code that reads it instead of calling the layer."""
+        """The weight in the current forward pass, for code that reads it instead of calling the layer."""
         return self._effective_estimator().read(self.posteriors["weight"])  # type: ignore[arg-type]
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias as the pass under way sees it, or None if there is none."""
+        """The bias in the current forward pass, or None if there is none."""
         bias = self._bias
         return self._effective_estimator().read(bias) if isinstance(bias, Posterior) else bias
 
@@ -177,7 +177,7 @@ class BayesLayer(DrawingModule, ABC):
 
     @abstractmethod
     def linear_map(self, x: Tensor) -> tuple[LinearMap, Tensor]:
-        """The layer's linear map for such an input, and the input that it takes: `x`, padded if need be."""
+        """The layer's linear map for such an input, and the input for it: `x`, padded if necessary."""
 
     def mean_output(self, x: Tensor) -> Tensor:
         """The output at the posterior mean, in every mode."""

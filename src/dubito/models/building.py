@@ -45,7 +45,7 @@ def build(
     relative_std: float = 0.0,
     **options: Unpack[BayesianOptions],
 ) -> nn.Module:
-    """Build a network by its name, initialised so that it learns.
+    """Build a network by its name, with initial weights.
 
     Args:
         name: one of :func:`dubito.models.names`; ``hf:FOLDER_OR_NAME`` for an image classifier of Hugging Face (see
@@ -65,8 +65,8 @@ def build(
         freeze: patterns of names, separated by commas, of modules and parameters that do not learn, or ``none``. They
             have no posteriors.
         init: trained weights: a .safetensors file, a state dict or its file, a run folder, or ``none``. They become the
-            means, and an empirical prior's. A classifier of another number of classes stays fresh; the attribute
-            `left_fresh` of the network names its parameters.
+            means of the posterior, and of an empirical prior. A last layer for another number of classes starts
+            untrained; the attribute `left_fresh` of the network names its parameters.
         relative_std: the standard deviation that weights start with, as a share of the root mean square of their
             tensor; 0 takes the option `initial_std`.
         options: of the Bayesian layers, with inference ``vi``.

@@ -25,9 +25,8 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 def mc_dropout(model: ModuleType, *, head: str | Head | None = None) -> ModuleType:
     """`model` as MC dropout: :func:`dubito.predict` draws with its dropout layers.
 
-    What is returned shares everything with `model`, which itself predicts as before. Dropout that a network applies
-    by `torch.nn.functional`, without a layer, is not drawn. Its dropout layers must get the images along axis 0, for
-    all images share a mask.
+    The result shares its weights with `model`, which itself predicts as before. Only dropout layers are drawn, not
+    dropout by `torch.nn.functional`. The layers must get the images along axis 0, because all images share a mask.
 
     >>> import dubito
     >>> network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 3))

@@ -88,7 +88,7 @@ def _shortcut(inputs: int, outputs: int, stride: int, plan: Plan) -> nn.Sequenti
 
 
 class ResNet(nn.Module):
-    """A residual network of some stages, each of which halves the resolution but for the first."""
+    """A residual network of several stages; each stage but the first halves the resolution."""
 
     def __init__(
         self,

@@ -57,9 +57,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def load_weights(
     network: nn.Module, tensors: Mapping[str, Tensor], source: str = "the file", classifier: str | None = None
 ) -> list[str]:
-    """Load tensors into a plain network of the same names and shapes, and return the names that stay fresh.
+    """Load tensors into a plain network of the same names and shapes; returns the names that were not loaded.
 
-    These can only be those of the `classifier`, the layer that makes the logits, if the tensors have none for it or
+    These can only belong to the `classifier`, the layer that makes the logits, if the tensors have nothing for it or
     another number of classes. Any other difference is an error that lists what is missing, unexpected or of the wrong
     shape, name by name.
 

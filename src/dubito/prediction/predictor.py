@@ -59,15 +59,14 @@ class Method(str, Enum):
 
 
 class Predictor:
-    """A network frozen with a method, a number of draws and a seed: call it with images.
+    """A copy of a network with a fixed method, number of draws and seed: call it with images.
 
-    Later changes of `model` do not change it, it changes nothing of `model` nor of any random state, and threads can
-    share it.
+    Later changes of `model` do not affect it. It does not change `model` or any random state. Threads can share it.
 
     Args:
         model: any module whose outputs have a class axis 1, an ensemble, a run or its folder.
-        samples: draws of the network. An ensemble shares them out over its members: each gets the same number, rounded
-            up, and a seed of its own. Of a network that has nothing to draw there is one draw.
+        samples: draws of the network. In an ensemble they are divided equally among the members, rounded up, and each
+            member has its own seed. A network with nothing to draw predicts once.
         method: ``weights``, draws of the posterior itself, in antithetic pairs, the same for every image.
             ``local``: draws of activations by the local reparameterisation trick; it treats the positions of a
             convolution as independent and so finds less epistemic uncertainty. ``moments``: means and variances in one
@@ -75,7 +74,7 @@ class Predictor:
             :mod:`dubito.prediction.moments`). ``mean``: the posterior mean alone, without epistemic uncertainty.
         seed: fixes the draws.
         head: how outputs become a prediction; None for the model's own.
-        batch_size: how many images at once; it changes no number.
+        batch_size: how many images at once; it does not change the predictions.
         dropout: whether dropout layers draw too (MC dropout); None for what the model was built for.
         covariance: also give the (N, C, C) matrices.
         calibrated: give calibrated probabilities (see :mod:`dubito.prediction.calibrated`): True by the temperature in
@@ -221,19 +220,19 @@ class Predictor:
         weights: str | None = None,
         last: int | None = None,
     ) -> Novelty:
-        """Learn what the training images look like; from then on predictions have their `novelty`.
+        """Learn what the training images look like; after that, predictions have a `novelty`.
 
-        Which score of which layer's features is used is decided by a trial on held-out images, which sees no other
-        data set (:mod:`dubito.prediction.novelty.trial`). Features are the mean of those of two draws, the first
-        pair of seed 0, whatever the method; predictions by draws of that seed have them already. Of an ensemble
-        they are those of its first member.
+        A trial on held-out images chooses the score and the layers; it needs no other data set
+        (:mod:`dubito.prediction.novelty.trial`). Features are the mean over two draws, the first pair of seed 0, for
+        every method; predictions by draws with that seed compute them anyway. An ensemble uses the features of its
+        first member.
 
         Args:
             batches: training images as the network takes them, in random order: (images, labels), or images alone,
-                whose classes are then the network's own. The first 10,000 images are enough.
-            held_out: images that the network was not trained on, likewise. Without them a tenth of the training
-                images takes their place, and false alarms are more frequent than stated.
-            seed: of the choice of images and the outliers that are made of them.
+                for which the network's own predictions count as labels. The first 10,000 images are enough.
+            held_out: the same for images that the network was not trained on. Without them a tenth of the training
+                images is used, and false alarms are more frequent than stated.
+            seed: of the choice of images and of the outliers made from them.
             weights: a name for the network's weights, kept with the result; a run's fingerprint.
             last: how many of the last layers are looked at; fewer take less room where it is kept. None for all.
 
@@ -295,7 +294,7 @@ class Predictor:
             self.use_rule(source, checkpoint)
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
-        """Measure novelty as it was fitted for a run's weights; without effect if it was not."""
+        """Use the novelty that was fitted for a run's weights, if there is one."""
         file = run.path / FILE
         if not file.exists() or not self.head.classifies:
             return
@@ -304,8 +303,7 @@ class Predictor:
             self._meter = Meter(self.reference(), novelty, self.device)
 
     def use_rule(self, run: Run, checkpoint: str = "best") -> None:
-        """Decide as `dubito decide` fitted it for a run's weights; without effect if there is no rule for them, or if
-        the method is not that of its validation images."""
+        """Use the rule that `dubito decide` fitted for a run's weights, if there is one for this method."""
         from dubito.decisions import find_rule
 
         self.rule = find_rule(run, self.method, checkpoint)
@@ -474,9 +472,9 @@ def predict(
     covariance: bool = False,
     progress: bool = False,
 ) -> Any:
-    """The prediction of images in one call; see :class:`Predictor`, which serves several calls better.
+    """Predict images in one call; for several calls, make a :class:`Predictor`.
 
-    It does not copy the model: steps of a training in another thread may reach it, as they never do a predictor.
+    The model is not copied. If another thread trains it meanwhile, that can change the prediction.
 
     >>> import dubito
     >>> model = dubito.attach_head(dubito.BayesLinear(4, 3), "softplus")

@@ -19,7 +19,7 @@ _ATTRIBUTE = "data_description"
 
 
 def attach_data(model: ModuleType, data: DataDescription | None = None, **fields: Any) -> ModuleType:
-    """Tell a network what its images are like, so that it takes files and names its classes; returns the network.
+    """Describe the images of a network, so that it can read image files and name its classes; returns the network.
 
     Args:
         model: any network.

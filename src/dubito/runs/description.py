@@ -22,7 +22,7 @@ LONGEST_NAME = 10_000
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What a trained network must know about its data.
+    """What a trained network knows about its data.
 
     Attributes:
         name: the data set's name or path.

@@ -39,14 +39,14 @@ Into = nn.Module | Sequence[nn.Module | None] | None
 def load(
     path: str | os.PathLike[str], checkpoint: str = "best", *, into: Into = None, trust: bool = False
 ) -> nn.Module:
-    """The network of a run folder, or of one that :func:`dubito.save` made, in evaluation mode.
+    """The network of a run folder, or of a folder that :func:`dubito.save` made, in evaluation mode.
 
     Args:
         path: the folder, or ``zoo:NAME`` for a trained network that comes with dubito.
         checkpoint: of a run: ``best``, the epoch with the lowest validation NLL, or ``last``.
-        into: an instance to load a saved network into, for one that :func:`dubito.models.build` did not make: a plain
-            one is made Bayesian where the saved one was, a converted one must fit. It is changed and returned. For an
-            ensemble, its members in a list, None for those that are built by name.
+        into: a network to load into, needed if :func:`dubito.models.build` did not build the saved one. A plain network
+            is converted as the saved one was; a converted one must have the same posteriors. It is changed and
+            returned. For an ensemble give a list of its members, with None for those that are built by name.
         trust: run the function that builds the network, if it was built as ``package.module:function``. Without it
             that is an error, unless you have trained with that function on this machine.
 

@@ -34,7 +34,7 @@ def serve(
     """Serve predictions over HTTP, with a page to try them, until Ctrl-C or SIGTERM.
 
     Args:
-        model: any network that :func:`dubito.attach_data` has told what its images are like; or a run or its folder.
+        model: any network with a description of its images (:func:`dubito.attach_data`), or a run or its folder.
         validation: for a network: pairs of inputs, as it takes them, and labels of images that its training has not
             seen. Answers are compared with them, and the page has examples of them.
         host: where to listen; 0.0.0.0 is everywhere.

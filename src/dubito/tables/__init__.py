@@ -1,4 +1,4 @@
-"""Predictions of many images as columns: what reads them, predicts them and writes them in parts, for any engine."""
+"""Predictions of many images as columns: reading images, predicting them, and writing parts, with any engine."""
 
 from __future__ import annotations
 

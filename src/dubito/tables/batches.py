@@ -20,7 +20,7 @@ from dubito.tables.columns import Columns, make_predict_fn
 
 
 class BatchPredictor:
-    """Columns in, columns out: those of :func:`make_predict_fn` take the place of the images.
+    """Columns in, columns out: the column of images is replaced by the columns of :func:`make_predict_fn`.
 
     Args:
         run: a run, its folder, or a folder of :func:`dubito.save`.

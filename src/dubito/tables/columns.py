@@ -48,11 +48,11 @@ class PredictFunction:
 
     Args:
         predict: gives the prediction of (N, C, H, W) bytes.
-        data: what the images are to be like.
+        data: how to prepare the images.
         decides: whether predictions have decisions.
         conformal: gives each image its conformal set, if that is wanted.
         temperature: calibrates the probabilities; None leaves them.
-        batch_size: images at once, or fewer if they are large; it changes no number.
+        batch_size: images at once, or fewer if they are large; it does not change the predictions.
     """
 
     def __init__(
@@ -161,10 +161,9 @@ def make_predict_fn(
     conformal: bool = False,
     trust: bool = False,
 ) -> PredictFunction:
-    """The function from images to columns of a run, with its novelty and its rule, where it has them.
+    """A function from images to the columns of their predictions, with novelty and decisions if the run has them.
 
-    Every process that makes it from the same run and settings has the same draws, so that rows of all of them can be
-    ranked together.
+    All processes that make it from the same run and settings use the same draws, so their rows can be ranked together.
 
     Spark calls it as ``predict_batch_udf(partial(make_predict_fn, run), ...)``, with arrays of bytes; webdataset as
     ``dataset.to_tuple("png").batched(256).map(lambda batch: predict(batch[0]))``.

@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 
 
 class Parts:
-    """The folder; `describes` is what the manifest holds of the work, so that another work is not mixed in."""
+    """A folder of parts. `describes` describes the task, for the manifest, so that different tasks do not mix."""
 
     def __init__(self, folder: Path, describes: dict[str, Any], *, resume: bool = False) -> None:
         self.folder = folder

@@ -57,7 +57,7 @@ class Chunk(ABC):
 
     @abstractmethod
     def read(self, data: DataDescription) -> Images:
-        """The images, for a network whose data is so described."""
+        """The images, prepared for a network with this description of its data."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class DatasetChunk(Chunk):
 
 
 class Listing:
-    """All images that arguments name, in chunks; listed anew by every loop.
+    """All images that the arguments name, in chunks; every loop lists them again.
 
-    An image that lies in a folder that is named too is there once, and so is one that is named twice; the lines of a
-    list and the rows of a table are taken as they are.
+    An image that is named twice, or lies in a folder that is also named, is there once. Lines of lists and rows of
+    tables are all taken, also if they repeat.
     """
 
     def __init__(self, arguments: Sequence[str], data: DataDescription, size: int = CHUNK) -> None:

@@ -1,4 +1,4 @@
-"""Training: settings, run folders, and the Lightning parts that users can take into a Trainer of their own.
+"""Training: settings, run folders, and the parts to train with a Lightning Trainer of your own.
 
 What needs Lightning is imported when first used.
 """

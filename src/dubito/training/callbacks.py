@@ -70,7 +70,7 @@ class RunKeeper(pl.Callback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C asks for a clean stop and the second one stops at once."""
+        """A context in which the first Ctrl-C asks for a clean stop and the second one stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -137,13 +137,13 @@ class Classifier(pl.LightningModule):
         learning_rate: the learning rate, or its peak with ``one-cycle``.
         lr_schedule: ``constant`` or ``one-cycle``, see :func:`one_cycle`.
         l2: the L2 penalty.
-        hessian_rate: the share of the Hessian that a step of ``natural`` renews; 0 is by rule.
+        hessian_rate: the share of the Hessian that a step of ``natural`` replaces; 0 is 0.25 / steps.
         centralize: remove each filter's mean from its gradient, see :func:`centralize_gradients`.
         schedule: the weight of KL in every minibatch.
         samples: draws of the network in each training step.
         validation_samples: draws of the network for each validation.
         test_samples: draws of the network in `test` and `predict`, which use seed 0, as :class:`dubito.Predictor` does.
-        seed: makes the noise of every step a function of (seed, epoch, batch, rank); None leaves torch's state alone.
+        seed: of the noise of every step, together with epoch, batch and rank; None uses torch's random state.
         channels_last: train on images in this memory format, which makes residual networks a fifth faster on a CPU.
         labels: class weights and label smoothing of the free energy, see :class:`dubito.ELBO`.
     """
@@ -366,7 +366,7 @@ class Classifier(pl.LightningModule):
         self.log_dict(self._measured("test"), sync_dist=False, rank_zero_only=True)
 
     def on_predict_epoch_end(self) -> None:
-        """Let the drawn weights go."""
+        """Free the drawn weights."""
         self._predictor = None
 
     def _begin(self, predictor: Predictor) -> None:

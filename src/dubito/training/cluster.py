@@ -37,7 +37,7 @@ LOOK = 0.5
 def train_on_ray(
     engine: RayEngine, config: TrainingConfig, out: str | os.PathLike[str], *, console: Console | None = None
 ) -> Run:
-    """Train into the new run folder `out` by all workers; one that dies costs the time since the last checkpoint.
+    """Train into the new run folder `out` with all workers. If one dies, training continues from the last checkpoint.
 
     The run's configuration has as many nodes as there are workers, one process each.
     """
@@ -54,7 +54,7 @@ def resume_on_ray(
     console: Console | None = None,
     accept_changes: bool = False,
 ) -> Run:
-    """Go on with a run by as many workers as it was trained by."""
+    """Continue a run, with as many workers as before."""
     run = Run.open(path)
     count = run.config.num_nodes
     if run.config.devices > 1 or engine.workers not in (None, count):

@@ -107,8 +107,9 @@ def resume(
 ) -> Run:
     """Continue a run that was stopped or killed; it ends with the same weights as without the stop.
 
-    It uses as many threads as before, for their number changes how sums are rounded; a warning says if something else
-    that does so has changed. Settings that were edited since are refused unless `accept_changes`.
+    It uses as many threads as before, because their number changes how sums are rounded. A warning says if
+    something else that changes rounding is different now. Settings that were edited meanwhile are refused, unless
+    `accept_changes`.
     """
     run = Run.open(path)
     for member in begun_members(run):

@@ -73,7 +73,7 @@ class ImageData(pl.LightningDataModule):
         return other
 
     def describe(self) -> DataDescription:
-        """What the trained network must know about the data."""
+        """What the trained network will know about the data."""
         part, source = self.train_part, self.source
         names, count = part.class_names, len(part.labels)
         return DataDescription(

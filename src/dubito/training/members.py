@@ -76,10 +76,11 @@ def begun_members(run: Run) -> list[Run]:
 def assemble(
     runs: Sequence[Run | str | os.PathLike[str]], out: str | os.PathLike[str], *, progress: bool = False
 ) -> Run:
-    """One ensemble of trained runs in a new run folder, with a copy of their best weights.
+    """Join trained runs into an ensemble in a new run folder, with copies of their best weights.
 
-    The members of ensembles become members of the new one, so that all count alike. Its validation record and novelty
-    are made from the images that every member held out; a warning says if there are none, or if the data is not there.
+    If a run is an ensemble, its members become members of the new one, so all count the same. Its validation record and
+    novelty are made from the images that every member held out; a warning says if there are none, or if the data is
+    missing.
     """
     opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     members = [member for run in opened for member in run.members]

@@ -26,7 +26,7 @@ class OptimizerSettings:
         num_data: training images.
         steps: of the whole training.
         temperature: the factor of KL.
-        hessian_rate: the share of the Hessian that a step renews; 0 is by rule.
+        hessian_rate: the share of the Hessian that a step replaces; 0 is 0.25 / steps.
     """
 
     learning_rate: float = 1e-3

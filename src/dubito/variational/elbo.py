@@ -61,7 +61,7 @@ class ELBO:
         samples: draws of the network per step; their log-likelihoods are averaged.
         kl_samples: None for KL in closed form, a number for the Monte Carlo form of equation (3), whose first draw has
             the weights of the forward pass (``local`` draws no weights, so there they are independent of it).
-        class_weights: (K,) how many observations one of each class counts for; None for 1 each.
+        class_weights: (K,) the weight of an observation of each class; None for 1 each.
         ignore_index: the label of examples or pixels that do not count; None if all do. `num_data` and the mean over
             the minibatch count ignored examples too.
         label_smoothing: the share of every target that is spread evenly over the classes, 0 ... 1.

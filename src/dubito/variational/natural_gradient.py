@@ -47,11 +47,11 @@ def rate_for(steps: int) -> float:
 
 
 class NaturalGradient(Optimizer):
-    """The optimiser of networks with Bayesian layers, all of them or some.
+    """An optimiser for networks in which some or all layers are Bayesian.
 
-    It takes the gradient of the negative log-likelihood alone, and looks after KL itself. Any estimator will do, and
-    any number of draws; gradients may be clipped, and summed up over several small batches. The standard deviations are
-    those of the layers at every moment.
+    Give it the gradient of the negative log-likelihood alone; it adds KL itself. It works with any estimator and any
+    number of draws. Gradients may be clipped, and accumulated over several small batches. The standard deviations of
+    the layers are always up to date.
 
     Args:
         model: a network; its posteriors must be of the family ``std`` with a Gaussian prior, ``learned`` included.
@@ -61,8 +61,8 @@ class NaturalGradient(Optimizer):
         momentum: b, the share of the gradient's running mean that a step keeps.
         hessian: h0, where h starts: the posteriors get the standard deviations that belong to it. None starts from the
             standard deviations that they have.
-        hessian_rate: r, the share of h that a step renews; None is by rule.
-        steps: how many steps the training has, for that rule; None takes 10,000.
+        hessian_rate: r, the share of h that a step replaces; None is 0.25 / `steps`.
+        steps: how many steps the training has; None is 10,000.
         others: makes the optimiser of the parameters without a posterior; None is SGD with the same learning rate and
             momentum. Its steps are taken, and its state is kept, with this one's.
 

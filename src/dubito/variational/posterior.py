@@ -65,7 +65,7 @@ class Posterior(nn.Module, ABC):
         """Register the parameters beside the mean, with the mean's shape, dtype and device."""
 
     def reset(self) -> None:
-        """Back to the initial standard deviation and the prior as it was given, around the mean as it is now."""
+        """Restore the initial standard deviation and the given prior, around the current mean."""
         self.set_std(self.initial_std)
         self.bind_prior()
 

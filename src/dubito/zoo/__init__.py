@@ -89,7 +89,7 @@ def is_here(folder: str | os.PathLike[str]) -> bool:
 
 
 def place_for(run: Path) -> Path:
-    """Where a command writes what it makes of a run: its folder, or for one from here a folder of that name outside.
+    """Where a command writes its results for a run: its folder, or for a network from here a new folder of its name.
 
     >>> place_for(Path("runs/mine")).as_posix(), place_for(find("zoo:lenet5-mnist")).as_posix()
     ('runs/mine', 'lenet5-mnist')
