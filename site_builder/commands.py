@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from dubito.cli import app
 
 PLACE = "<!-- commands -->"
-COLUMNS = "96"
+COLUMNS = "88"
+"""As many as a page shows without scrolling."""
 
 
 def help_of(*words: str) -> str:

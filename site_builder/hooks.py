@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ log = logging.getLogger("mkdocs.site")
 RAN: dict[str, tutorials.Ran] = {}
 """What the pages that have been run gave."""
 FORMULAS: list[str] = []
+PICTURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>(?!</a>)')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -47,8 +49,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn formulas into MathML, and remember them for their font."""
-    html = formulas.to_mathml(html)
+    """Turn formulas into MathML, and remember them for their font; a picture leads to its file, to be enlarged."""
+    html = PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', formulas.to_mathml(html))
     FORMULAS.extend(formulas.formulas_of(html))
     return html
 

@@ -97,6 +97,14 @@ def test_the_reference_shows_no_private_parameters(tmp_path: Path) -> None:
     assert [parameter.name for parameter in module["call"].parameters] == ["open"]
 
 
+def test_a_picture_leads_to_its_file() -> None:
+    hooks = pytest.importorskip("site_builder.hooks", exc_type=ImportError)
+    shown = '<img alt="a" src="b.png" />'
+    linked = hooks.on_page_content(f"<p>{shown}</p>", None, None, None)
+    assert linked == f'<p><a class="picture" href="b.png">{shown}</a></p>'
+    assert hooks.on_page_content(linked, None, None, None) == linked
+
+
 def test_formulas_become_mathml() -> None:
     formulas = pytest.importorskip("site_builder.formulas")
     page = formulas.to_mathml('<div class="arithmatex">\\[\\sum_{t=1}^T \\mathbb E[p_t] &lt; 1\\]</div> \\(not this\\)')
