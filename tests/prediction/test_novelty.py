@@ -249,6 +249,17 @@ def test_a_file_brings_novelty_back(fitted: dubito.Predictor, tmp_path: Path) ->
         Novelty.load(tmp_path / "novelty.safetensors", fitted.head)
 
 
+def test_tensors_of_other_shapes_are_damage() -> None:
+    """A dimension more may fit every formula and give a table where each image has one number."""
+    gaussians = ClassGaussians.fit(Observed(torch.randn(60, 3), (torch.randn(60, 4),)), torch.arange(60) % 3)
+    score = gaussians.relative()
+    observed = Observed(torch.randn(5, 3), (torch.randn(5, 4),))
+    assert Novelty(score, (), torch.zeros(9))(observed).shape == (5,)
+    score.whitening_of_all = score.whitening_of_all.unsqueeze(-1)
+    with pytest.raises(RunError, match=r"5 images have novelties of shape .*fit it again"):
+        Novelty(score, (), torch.zeros(9))(observed)
+
+
 def test_percentiles_and_thresholds_are_those_of_the_held_out_images() -> None:
     novelty = Novelty(Energy(SOFTMAX), (), torch.arange(1.0, 100.0))
     assert novelty.threshold(0.01) == 99  # the 99th of 99: a new image lies above with probability 1 / 100

@@ -79,3 +79,10 @@ def test_a_run_and_a_saved_network_take_photographs(digits_run: Path, photo: Pat
     assert found.probs.shape == (1, 10)
     folder = dubito.save(dubito.load(digits_run), tmp_path / "saved")
     assert torch.equal(Predictor(folder, samples=2)(photo).probs, found.probs)
+
+
+def test_a_network_has_a_name_for_each_class() -> None:
+    network = dubito.attach_head(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), "softmax")
+    dubito.attach_data(network, class_names=["cat", "dog"], size=2)
+    with pytest.raises(ShapeError, match="tells 3 classes apart, but 2 class names come with it; give one for each"):
+        Predictor(network)(torch.zeros(1, 3, 2, 2))

@@ -169,6 +169,11 @@ class Predictor:
         whole = type(parts[0]).cat(parts)  # type: ignore[arg-type]
         if not isinstance(whole, Prediction):
             return whole
+        if self.data is not None and whole.probs.shape[1] != len(self.data.class_names):
+            raise ShapeError(
+                f"The network tells {whole.probs.shape[1]} classes apart, but {len(self.data.class_names)} class names "
+                "come with it; give one for each class."
+            )
         if self.rule is not None and self.rule.suits(whole):
             whole = self.rule.apply(whole)  # fitted to probabilities as they are, so before they are calibrated
         return whole if self.temperature is None else calibrate(whole, self.temperature)

@@ -55,7 +55,10 @@ class Novelty:
     def __call__(self, seen: Observed) -> Tensor:
         """(N,) the novelty of images."""
         with reading("The novelty", "fit it again for this network"):
-            return self.score(seen)
+            found = self.score(seen)
+            if found.shape != (len(seen.outputs),):
+                raise ValueError(f"{len(seen.outputs)} images have novelties of shape {tuple(found.shape)}")
+            return found
 
     def percentile(self, novelty: Tensor) -> Tensor:
         """The share of held-out images with a smaller novelty; those with an equal one count half."""
