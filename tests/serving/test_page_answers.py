@@ -156,16 +156,11 @@ def telling() -> Iterator[Told]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Told]:
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """A server for each test alone: a page asks once more after its answer, perhaps when the next test has begun."""
     with telling() as server:
         yield server
-
-
-@pytest.fixture
-def told(running: Told) -> Told:
-    running.tell()
-    return running
 
 
 def visit(browser: Any, told: Told) -> None:
