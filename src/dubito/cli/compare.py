@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import STDOUT, Bootstrap, Checkpoint, Data, Device, Seed, choose_device, option
+from dubito.cli.options import STDOUT, Bootstrap, Checkpoint, Data, Device, Seed, choose_device, find_runs, option
 from dubito.cli.rows import json_writer, require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
 from dubito.harmless import say
-from dubito.zoo import find_all
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +49,7 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN", callback=find_all, help="Two or more run folders, or folders of evaluated ensembles."
+            metavar="RUN", callback=find_runs, help="Two or more run folders, or folders of evaluated ensembles."
         ),
     ],
     data: Data = None,

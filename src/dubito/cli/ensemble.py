@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import option
+from dubito.cli.options import find_runs, option
 from dubito.cli.terminal import examples
 from dubito.harmless import say
-from dubito.zoo import find_all
 
 EXAMPLES = examples(
     "dubito ensemble runs/a runs/b runs/c --out runs/three",
@@ -28,7 +27,7 @@ def ensemble(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            callback=find_all,
+            callback=find_runs,
             help="Two or more run folders trained on the same data.",
             show_default=False,
         ),

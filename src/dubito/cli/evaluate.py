@@ -27,13 +27,14 @@ from dubito.cli.options import (
     Workers,
     choose_device,
     choose_engine,
+    find_runs,
     option,
 )
 from dubito.cli.rows import json_writer, require_writable
 from dubito.cli.terminal import Column, examples, print_table
 from dubito.errors import OptionError, RunError
 from dubito.harmless import say
-from dubito.zoo import find_all, place_for
+from dubito.zoo import place_for
 
 if TYPE_CHECKING:
     from dubito.evaluation import Evaluation
@@ -82,7 +83,7 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            callback=find_all,
+            callback=find_runs,
             help="Run folders, or zoo:NAME (dubito zoo lists them).",
             show_default=False,
         ),

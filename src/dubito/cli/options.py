@@ -23,6 +23,11 @@ def run_argument(help: str) -> Any:
     return typer.Argument(metavar="RUN", callback=find, help=help, show_default=False)
 
 
+def find_runs(paths: Any) -> list[Path]:
+    """A list of run folders, zoo:NAME found. On Python 3.10 typer takes no `list[Path]` as a callback's parameter."""
+    return [find(path) for path in paths]
+
+
 STDOUT = Path("-")
 """The output that is printed instead of written to a file."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ __all__ = [
     "card",
     "figures",
     "find",
-    "find_all",
     "is_here",
     "names",
     "place_for",
@@ -61,11 +59,6 @@ def find(path: str | os.PathLike[str]) -> Path:
     if name not in names():
         raise OptionError(unknown("trained network", name, names()))
     return FOLDER / name
-
-
-def find_all(paths: Sequence[Path]) -> list[Path]:
-    """The same of several paths."""
-    return [find(path) for path in paths]
 
 
 def figures(name: str) -> dict[str, Any]:
