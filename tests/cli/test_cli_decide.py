@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import dubito as package
 from dubito.decisions import Rule, find_rule
 from dubito.errors import DubitoWarning
+from dubito.evaluation.deciding import decide
+from dubito.evaluation.validating import validation_of
 from dubito.runs.run import Run
 
 
@@ -60,6 +65,26 @@ def test_the_same_decisions_in_any_batch(own_run: Path, dubito) -> None:
     assert (np.concatenate([part.decision for part in parts]) == whole.decision).all()
 
 
+def test_fewer_draws_than_the_rule_was_fitted_to_are_warned_of(own_run: Path, dubito) -> None:
+    assert dubito("decide", own_run, "--review", 0.3, "--false-alarm", 0).code == 0
+    images = torch.rand(2, 1, 32, 32)
+    with pytest.warns(DubitoWarning, match="fitted to predictions by 10 draws; by 2, more of the accepted images"):
+        assert package.Predictor(own_run, samples=2)(images).decision is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert package.Predictor(own_run, samples=30)(images).decision is not None
+
+
+def test_a_network_without_draws_has_a_rule_for_one(frequentist_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(frequentist_run, tmp_path / "run"))
+    run = Run.open(folder)
+    rule = decide(run, validation_of(run), review=0.3)
+    assert rule.origin["samples"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert package.Predictor(folder, samples=1)(torch.rand(2, 1, 32, 32)).decision is not None
+
+
 def test_a_rule_for_other_weights_does_not_count(own_run: Path, dubito) -> None:
     assert dubito("decide", own_run, "--review", 0.3, "--false-alarm", 0).code == 0
     file = own_run / "decision.json"
@@ -74,8 +99,11 @@ def test_a_rule_for_other_weights_does_not_count(own_run: Path, dubito) -> None:
     ("options", "message"),
     [
         ((), "No goal was given"),
+        (("--cost-wrong", 5), "cost_review is missing: cost_wrong and cost_review go together"),
+        (("--review", 0.1, "--confidence", 95), "such as 0.95"),
+        (("--review", 0.1, "--data", "nowhere"), "data set is 'nowhere'"),
         (("--max-error", 0.1, "--review", 0.1), "a rule has one goal"),
-        (("--max-error", 0.00001), "1 in 100000 cannot be promised"),
+        (("--max-error", 0.00001), "1 in 100,000 cannot be promised"),
         (("--review", 2), "review is 2"),
         (("--review", 0.1, "--score", "luck"), "score is 'luck'"),
     ],

@@ -147,8 +147,45 @@ def test_a_target_that_cannot_be_met_says_what_can() -> None:
     assert isinstance(best, decisions.Rule)
     assert best.error_bound is not None
     assert 0.01 < best.error_bound < 0.2
-    with pytest.raises(TargetError, match="takes at least 449 images, even without a mistake"):
+    with pytest.raises(TargetError, match="which takes at least 449 even without a mistake; the best promise is"):
         decisions.fit(probs[:300], probs[:300].argmax(1), max_error=0.01)
+
+
+def test_a_target_for_each_class_says_what_one_class_can_have() -> None:
+    rng = np.random.default_rng(0)
+    probs, labels = drawn(RISING, 3000, rng)
+    labels[probs.argmax(1) == 1] = 0  # nothing can be promised for the second class
+    with pytest.raises(
+        TargetError, match=r"within each class .* the best promise for a single class is 1 in \d+\.$"
+    ) as caught:
+        decisions.fit(probs, labels, max_error=0.0001, per_class=True)
+    single = int(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
+    rule = decisions.fit(probs, labels, max_error=1 / single, per_class=True)
+    assert [bound is None for bound in rule.error_bounds] == [False, True]
+
+
+def test_a_least_coverage_is_part_of_the_sentence() -> None:
+    probs, labels = drawn(RISING, 3000, np.random.default_rng(0))
+    sentence = decisions.fit(probs, labels, min_coverage=0.7).describe()
+    assert "wrong, and at least 70 % of images are accepted (95 % sure)." in sentence
+    prediction, truth = of_draws()
+    refusing = decisions.fit(prediction, truth, min_coverage=0.7, false_alarm=0.05).describe()
+    assert "and at least 70 % of the familiar images are accepted" in refusing
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(["cat"] * 4, "must be class numbers"), ([0.0] * 4, "must be class numbers"), ([0, 1, 2, 0], "goes from 0 to 2")],
+)
+def test_labels_that_are_no_classes_are_not_counted_as_mistakes(labels: list, message: str) -> None:
+    rule = decisions.fit(*drawn(RISING, 900, np.random.default_rng(0)), review=0.1)
+    with pytest.raises(ShapeError, match=message):
+        rule.measure(np.full((4, 2), 0.5), labels)
+
+
+def test_what_is_no_probability_is_told_in_its_own_shape() -> None:
+    with pytest.raises(ShapeError, match=r"class axis 1 that differ from 1 by up to 1, .* of shape \(N, C\)"):
+        decisions.fit(np.full((20, 2), 1.0), np.zeros(20, int), review=0.1)
 
 
 def test_all_wrong_promises_nothing() -> None:
@@ -188,7 +225,9 @@ def test_each_class_keeps_its_own_promise_or_is_always_reviewed() -> None:
     assert (decided[hopeless] == "review").all()
     assert (decided[~hopeless] == "accept").mean() > 0.5
     assert rule.error_bounds == (0.02, None)
-    assert "within each class (95 % sure for each class); always reviewed: bad." in rule.describe()
+    assert (
+        "within each class (95 % sure for each class); what is predicted as bad is always reviewed." in rule.describe()
+    )
     assert set(rule.reasons(probs)[hopeless]) == {"no promise can be kept for this class"}
     with pytest.raises(ShapeError, match="3 classes, but the rule is for 2"):
         rule(np.full((1, 3), 1 / 3))
@@ -326,7 +365,7 @@ def test_a_score_that_a_prediction_lacks_is_refused() -> None:
         ({"max_error": 0.1, "review": 0.1}, "max_error and review were given"),
         ({"max_error": 1.5}, "max_error is 1.5"),
         ({"max_error": 0.1, "confidence": 1.0}, "confidence is 1.0"),
-        ({"cost_wrong": 5}, "cost_review is None"),
+        ({"cost_wrong": 5}, "cost_review is missing"),
         ({"review": 0.1, "false_alarm": 0.001}, "false_alarm is 0.001"),
     ],
 )

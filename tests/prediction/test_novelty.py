@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import images_at_once
-from dubito.errors import OptionError, RunError, ShapeError
+from dubito.errors import DubitoWarning, OptionError, RunError, ShapeError
 from dubito.heads import resolve_head
 from dubito.prediction.novelty import Layer, Novelty, Observed, Observer, find_layers
 from dubito.prediction.novelty.fitting import _chosen, _Sample
@@ -205,6 +205,22 @@ def test_unfamiliar_images_are_found_at_the_stated_rate_of_false_alarms(fitted: 
     # Of 2,000 held-out and 4,000 new images: standard error sqrt(0.05 * 0.95 * (1/2000 + 1/4000)).
     assert abs(alarms - 0.05) < 5 * (0.05 * 0.95 * (1 / 2000 + 1 / 4000)) ** 0.5
     assert float((fitted(strange).novelty > threshold).double().mean()) > 0.9
+
+
+def test_a_rule_does_not_outlive_the_novelty_that_it_was_fitted_to(trained: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(1)
+    predictor = dubito.Predictor(trained, samples=2)
+    training, held_out = blobs(600, generator), blobs(500, generator)
+    predictor.fit_novelty([training], [held_out])
+    prediction = predictor(held_out[0])
+    predictor.rule = dubito.decisions.fit(prediction, held_out[1], review=0.1)
+    predictor.fit_novelty([training], [held_out])
+    assert predictor(held_out[0]).decision is not None  # it does not look at novelty
+    predictor.rule = dubito.decisions.fit(prediction, held_out[1], review=0.1, false_alarm=0.05)
+    assert "unfamiliar" in predictor(held_out[0]).decision
+    with pytest.warns(DubitoWarning, match="fitted to another novelty, so there are no decisions any more"):
+        predictor.fit_novelty([blobs(300, generator)], [held_out])
+    assert predictor(held_out[0]).decision is None
 
 
 def test_novelty_is_a_pure_function_of_the_image(fitted: dubito.Predictor) -> None:

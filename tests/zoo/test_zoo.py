@@ -49,7 +49,7 @@ def test_a_network_predicts_what_it_predicted_when_it_was_packed(name: str) -> N
 def test_a_network_of_mnist_reads_digits_of_another_source(name: str) -> None:
     """Those that come with scikit-learn, made as small as MNIST's; larger ones are not accepted."""
     digits = load("digits", "test")
-    run, predictor = Run.open(f"zoo:{name}"), library.Predictor(f"zoo:{name}", 4)
+    run, predictor = Run.open(f"zoo:{name}"), library.Predictor(f"zoo:{name}")
     large = predictor(normalize(digits.images, run.data.mean, run.data.std))
     small = pad(interpolate(digits.images.float(), size=(20, 20), mode="area"), (6, 6, 6, 6)).round().byte()
     label = predictor(normalize(small, run.data.mean, run.data.std)).label

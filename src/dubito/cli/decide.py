@@ -45,11 +45,11 @@ def decide(
     ] = None,
     review: Annotated[
         float | None,
-        option("SHARE", "Goal: review this share of the images, such as 0.1."),
+        option("SHARE", "Goal: review this share of the familiar images, such as 0.1."),
     ] = None,
     min_coverage: Annotated[
         float | None,
-        option("SHARE", "Goal: accept at least this share of the images."),
+        option("SHARE", "Goal: accept at least this share of the familiar images."),
     ] = None,
     cost_wrong: Annotated[
         float | None,
@@ -93,8 +93,7 @@ def decide(
     import torch
 
     from dubito.decisions import FILE
-    from dubito.evaluation.deciding import decide as fit_rule
-    from dubito.evaluation.deciding import measure_on_test
+    from dubito.evaluation.deciding import measure_on_test, rule_for
     from dubito.evaluation.validating import validation_of
     from dubito.runs.run import Run
 
@@ -110,10 +109,11 @@ def decide(
             say(f"{few}, so no image is refused. --false-alarm sets a larger rate.")
     options = {"confidence": confidence, "false_alarm": false_alarm or None, "per_class": per_class, "score": score}
     try:
-        rule = fit_rule(opened, validation, **goal, **options)
+        rule = rule_for(opened, validation, **goal, **options)
     except TargetError as error:
         raise TargetError(f"{error} No rule was stored.") from None
     measured = measure_on_test(opened, rule, data=data, progress=True)
+    rule.save(run / FILE)  # last: what fails before leaves the rule that was there
     say(_sentence(rule, measured))
     _show(rule, measured)
     _show_risks(rule, validation)

@@ -15,7 +15,7 @@ from dubito.decisions.binomial import images_needed
 from dubito.decisions.causes import Causes
 from dubito.decisions.goals import Cost, Goal, Images, MaxError, MinCoverage, Review
 from dubito.decisions.rule import Measured, Rule
-from dubito.decisions.scores import Predicted, as_prediction, scores
+from dubito.decisions.scores import Predicted, as_labels, as_prediction, scores
 from dubito.decisions.words import percent, promise
 from dubito.errors import OptionError, ShapeError, TargetError
 from dubito.heads.split import Prediction
@@ -114,18 +114,10 @@ def fit(
 
 
 def _labels(prediction: Prediction, labels: Any) -> NDArray[np.int64]:
-    truth = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
-    count, classes = prediction.probs.shape
-    if truth.shape != (count,) or truth.dtype.kind not in "iu":
-        raise ShapeError(
-            f"labels has shape {truth.shape} and type {truth.dtype}, but must be class numbers of shape ({count},), "
-            "one for each image."
-        )
-    if count < FEWEST:
-        raise ShapeError(f"There are {count} validation images, but a rule needs at least {FEWEST}.")
-    if truth.min() < 0 or truth.max() >= classes:
-        raise ShapeError(f"labels goes from {truth.min()} to {truth.max()}, but must lie in 0 ... {classes - 1}.")
-    return truth.astype(np.int64)
+    truth = as_labels(prediction, labels)
+    if len(truth) < FEWEST:
+        raise ShapeError(f"There are {len(truth)} validation images, but a rule needs at least {FEWEST}.")
+    return truth
 
 
 def _goal(
@@ -140,7 +132,8 @@ def _goal(
     shares = {"max_error": max_error, "review": review, "min_coverage": min_coverage}
     for name, value in {**shares, "confidence": confidence}.items():
         if value is not None and not (0 < value < 1 or (name == "review" and value == 0)):
-            raise OptionError(f"{name} is {value}, but must be a share between 0 and 1, such as 0.05.")
+            such = 0.95 if name == "confidence" else 0.05
+            raise OptionError(f"{name} is {value}, but must be a share between 0 and 1, such as {such}.")
     costs = {"cost_wrong": cost_wrong, "cost_review": cost_review}
     given = [name for name, value in shares.items() if value is not None]
     given += ["cost_wrong and cost_review"] if any(value is not None for value in costs.values()) else []
@@ -156,8 +149,10 @@ def _goal(
     if min_coverage is not None:
         return MinCoverage(min_coverage, confidence)
     for name, value in costs.items():
-        if value is None or not (value > 0 and math.isfinite(value)):
-            raise OptionError(f"{name} is {value}, but both costs must be given, positive and finite.")
+        if value is None:
+            raise OptionError(f"{name} is missing: cost_wrong and cost_review go together.")
+        if not (value > 0 and math.isfinite(value)):
+            raise OptionError(f"{name} is {value}, but costs must be positive and finite.")
     assert cost_wrong is not None
     assert cost_review is not None
     return Cost(cost_wrong / cost_review)
@@ -200,17 +195,19 @@ def _familiar(prediction: Prediction, false_alarm: float | None) -> tuple[float 
 def _cannot(best: Rule, target: float) -> TargetError:
     """What to say of a target that cannot be met, with the best rule there is."""
     needed = math.ceil(images_needed(target, best.confidence) / (1 - PLANNING))
-    images = f"{best.images:,} images"
-    few = f"; that takes at least {needed:,} images, even without a mistake" if best.images < needed else ""
-    sure = f" ({percent(best.confidence)} sure)"
-    asked = promise(target).removeprefix("at most ").rsplit(" ", 1)[0]
-    if best.error_bound is None or best.error_bound >= 1:
-        return TargetError(f"{asked} cannot be promised{sure} with {images}, nor can anything else{few}.", best)
-    other = promise(best.error_bound).removeprefix("at most ").rsplit(" ", 1)[0]
-    review = percent(1 - best.coverage)
+    few = f", which takes at least {needed:,} even without a mistake" if best.images < needed else ""
     within = " within each class" if best.per_class else ""
-    return TargetError(
-        f"{asked} cannot be promised{within}{sure} with {images}; the best promise is {other}, reviewing {review}"
-        f"{few}.",
-        best,
-    )
+    sure = f"({percent(best.confidence)} sure)"
+    cannot = f"{_odds(target)} cannot be promised{within} {sure} with {best.images:,} images{few};"
+    possible = [bound for bound in best.error_bounds if bound is not None and bound < 1]
+    if not possible:
+        return TargetError(f"{cannot} nor can anything else.", best)
+    if best.per_class:
+        return TargetError(f"{cannot} the best promise for a single class is {_odds(min(possible))}.", best)
+    review = percent(1 - best.coverage)
+    return TargetError(f"{cannot} the best promise is {_odds(possible[0])}, reviewing {review}.", best)
+
+
+def _odds(bound: float) -> str:
+    """Such as `1 in 100`."""
+    return promise(bound).removeprefix("at most ").rsplit(" ", 1)[0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dubito.class_names import check_class_names
 from dubito.decisions.causes import Causes
-from dubito.decisions.scores import Predicted, as_prediction, has, score
+from dubito.decisions.scores import Predicted, as_labels, as_prediction, has, score
 from dubito.decisions.words import percent, promise
 from dubito.errors import DataError, OptionError, ShapeError
 from dubito.files import write_atomically
@@ -141,11 +141,8 @@ class Rule:
         """What the rule does with labelled images."""
         prediction = as_prediction(predicted)
         decisions = self(prediction)
-        truth = np.asarray(labels)
-        if truth.shape != decisions.shape:
-            raise ShapeError(f"labels has shape {truth.shape}, but there are {len(decisions)} images.")
         accepted = decisions == ACCEPT
-        wrong = prediction.label.cpu().numpy() != truth
+        wrong = prediction.label.cpu().numpy() != as_labels(prediction, labels)
         counts = (len(decisions), accepted, decisions == REVIEW, decisions == UNFAMILIAR, accepted & wrong)
         return Measured(*(int(np.sum(count)) for count in counts))
 
@@ -184,15 +181,20 @@ class Rule:
             return f"{found} (least cost if a mistake costs {self.target:g} reviews; without a promise)"
         if self.error_bound is None:
             return "nothing can be promised"
+        least = ""
+        if self.goal == "min_coverage":
+            those = "the familiar images" if self.refuses else "images"
+            least = f", and at least {percent(self.target)} of {those} are accepted"
         within = " within each class" if self.per_class else ""
         each = " for each class" if self.per_class else ""
-        return f"{promise(self.error_bound)} wrong{within} ({percent(self.confidence)} sure{each})"
+        return f"{promise(self.error_bound)} wrong{least}{within} ({percent(self.confidence)} sure{each})"
 
     def _always_reviewed(self) -> str:
         if not self.per_class or self.goal != "max_error":
             return ""
         names = [self._class_name(index) for index, value in enumerate(self.thresholds) if value == -math.inf]
-        return f"; always reviewed: {', '.join(names)}" if names else ""
+        listed = " or ".join(", ".join(names).rsplit(", ", 1))
+        return f"; what is predicted as {listed} is always reviewed" if names else ""
 
     def _class_name(self, index: int) -> str:
         return self.class_names[index] if index < len(self.class_names) else f"class {index}"

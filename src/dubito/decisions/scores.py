@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dubito.errors import NonFiniteError, OptionError, ShapeError, unknown
-from dubito.heads.split import Prediction, decompose
+from dubito.heads.split import Prediction, decompose, require_probabilities
 from dubito.scores import DRAWN, SCORES
 
 Predicted: TypeAlias = Any
@@ -36,7 +36,22 @@ def as_prediction(predicted: Predicted) -> Prediction:
             f"The probabilities have shape {tuple(probs.shape)} and type {probs.dtype}, but must be floating point of "
             "shape (N, C) with at least two classes."
         )
+    require_probabilities(probs, 1, "(N, C)")
     return decompose(probs.detach().cpu().unsqueeze(0))
+
+
+def as_labels(prediction: Prediction, labels: Any) -> NDArray[np.int64]:
+    """The true class of each image of a prediction as an array; an error if they are no class numbers."""
+    truth = np.asarray(labels.detach().cpu() if isinstance(labels, torch.Tensor) else labels)
+    count, classes = prediction.probs.shape
+    if truth.shape != (count,) or (count and truth.dtype.kind not in "iu"):
+        raise ShapeError(
+            f"labels has shape {truth.shape} and type {truth.dtype}, but must be class numbers of shape ({count},), "
+            "one for each image."
+        )
+    if count and (truth.min() < 0 or truth.max() >= classes):
+        raise ShapeError(f"labels goes from {truth.min()} to {truth.max()}, but must lie in 0 ... {classes - 1}.")
+    return truth.astype(np.int64)
 
 
 def score(prediction: Prediction, name: str) -> NDArray[np.float64]:

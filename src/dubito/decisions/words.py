@@ -20,9 +20,9 @@ def percent(share: float) -> str:
 def promise(bound: float) -> str:
     """A bound in words that never promise more than it does.
 
-    >>> promise(0.01), promise(0.0151), promise(0.3416)
-    ('at most 1 in 100 is', 'at most 1 in 66 is', 'at most 35 % are')
+    >>> promise(0.0151), promise(0.0001), promise(0.3416)
+    ('at most 1 in 66 is', 'at most 1 in 10,000 is', 'at most 35 % are')
     """
     if bound > 0.2:
         return f"at most {math.ceil(round(100 * bound, 9))} % are"
-    return f"at most 1 in {math.floor(round(1 / bound, 6))} is" if bound > 0 else "none is"
+    return f"at most 1 in {math.floor(round(1 / bound, 6)):,} is" if bound > 0 else "none is"

@@ -19,14 +19,19 @@ from dubito.runs.validation import Validation
 
 def decide(run: Run, validation: Validation, **goal: Any) -> Rule:
     """The rule for a run, fitted to its validation images and kept in its folder; see :func:`dubito.decisions.fit`."""
-    rule = fit(validation.prediction, validation.labels, class_names=run.data.class_names, **goal)
-    made = validation.calibration
-    origin = {**made.origin, "method": METHOD, "samples": made.samples, "seed": made.seed}
-    if not rule.needs_novelty:
-        origin.pop("novelty", None)  # it holds whatever becomes of that
-    rule = replace(rule, origin=origin)
+    rule = rule_for(run, validation, **goal)
     rule.save(run.path / FILE)
     return rule
+
+
+def rule_for(run: Run, validation: Validation, **goal: Any) -> Rule:
+    """The same, but not kept."""
+    rule = fit(validation.prediction, validation.labels, class_names=run.data.class_names, **goal)
+    made = validation.calibration
+    origin = {**made.origin, "method": METHOD, "samples": validation.prediction.samples, "seed": made.seed}
+    if not rule.needs_novelty:
+        origin.pop("novelty", None)  # it holds whatever becomes of that
+    return replace(rule, origin=origin)
 
 
 def measure_on_test(run: Run, rule: Rule, *, data: str | None = None, progress: bool = False) -> Measured | None:

@@ -396,18 +396,23 @@ def decompose(probs: Tensor, *, covariance: bool = False, sampling: str = "indep
     tensor([0.0200])
     """
     _require_draws(probs, "probs")
-    if not bool(probs.isfinite().all()):
-        raise NonFiniteError("probs contains NaN or infinite values, but must be probabilities.")
-    tolerance = max(1e-4, 4 * torch.finfo(probs.dtype).eps * probs.shape[2])
-    worst = float((at_least_single(probs).sum(2) - 1).abs().max()) if probs.numel() else 0.0
-    if worst > tolerance or bool((probs < 0).any()):
-        raise ShapeError(
-            f"probs sums to up to {worst:.3g} beside 1 over its class axis 2 or has negative entries, but must hold "
-            "probabilities of shape (T, N, C): normalise the outputs over the classes first."
-        )
+    require_probabilities(probs, 2, "(T, N, C)")
     split = Decomposition(covariance, sampling)
     split.update(probs)
     return split.compute()
+
+
+def require_probabilities(probs: Tensor, axis: int, shape: str) -> None:
+    """An error if these are not probabilities over the classes, which are on this axis of this shape."""
+    if not bool(probs.isfinite().all()):
+        raise NonFiniteError("probs contains NaN or infinite values, but must be probabilities.")
+    tolerance = max(1e-4, 4 * torch.finfo(probs.dtype).eps * probs.shape[axis])
+    worst = float((at_least_single(probs).sum(axis) - 1).abs().max()) if probs.numel() else 0.0
+    if worst > tolerance or bool((probs < 0).any()):
+        raise ShapeError(
+            f"probs has sums over its class axis {axis} that differ from 1 by up to {worst:.3g}, or negative entries, "
+            f"but must hold probabilities of shape {shape}: normalise the outputs over the classes first."
+        )
 
 
 def _require_draws(tensor: Tensor, name: str) -> None:

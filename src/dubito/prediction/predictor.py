@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import OptionError, ShapeError, choose
+from dubito.errors import DubitoWarning, OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
 from dubito.heads.split import AnyPrediction, Prediction, Sampling
 from dubito.models.ensemble import Ensemble
@@ -175,8 +176,19 @@ class Predictor:
                 "come with it; give one for each class."
             )
         if self.rule is not None and self.rule.suits(whole):
+            self._warn_of_few_draws(self.rule)
             whole = self.rule.apply(whole)  # fitted to probabilities as they are, so before they are calibrated
         return whole if self.temperature is None else calibrate(whole, self.temperature)
+
+    def _warn_of_few_draws(self, rule: Rule) -> None:
+        fitted = rule.origin.get("samples")
+        if self.sampling != Sampling.EXACT and isinstance(fitted, int) and self.samples < fitted:
+            warnings.warn(
+                f"The rule was fitted to predictions by {fitted} draws; by {self.samples}, more of the accepted images "
+                "can be wrong than it promises.",
+                DubitoWarning,
+                stacklevel=3,
+            )
 
     def _read(self, images: Tensor | Picture | Iterable[Any]) -> Tensor | Iterable[Any]:
         """Tensors or batches as they are, photographs as batches."""
@@ -230,7 +242,7 @@ class Predictor:
         A trial on held-out images chooses the score and the layers; it needs no other data set
         (:mod:`dubito.prediction.novelty.trial`). Features are the mean over two draws, the first pair of seed 0, for
         every method; predictions by draws with that seed compute them anyway. An ensemble uses the features of its
-        first member.
+        first member. A rule that looks at novelty does not fit the new one: it is dropped with a warning.
 
         Args:
             batches: training images as the network takes them, in random order: (images, labels), or images alone,
@@ -270,6 +282,14 @@ class Predictor:
             fitted = fit(observe, layers, self._reference_head, chain([first], training), apart, seed, numbers)
         fitted = replace(fitted, notes={**(fitted.notes or {}), "weights": weights})
         self._meter = Meter(draws, fitted, self.device)
+        if self.rule is not None and self.rule.needs_novelty:
+            self.rule = None
+            warnings.warn(
+                "The predictor's rule was fitted to another novelty, so there are no decisions any more; fit a rule to "
+                "new predictions (dubito.decisions.fit) and set predictor.rule to it.",
+                DubitoWarning,
+                stacklevel=2,
+            )
         return fitted
 
     def measure_novelty(self, images: Tensor) -> Tensor | None:
