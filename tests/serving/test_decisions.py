@@ -9,11 +9,13 @@ import torch
 
 import dubito
 from dubito import cli
+from dubito.evaluation.deciding import decide
 from dubito.runs.run import Run
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Job
 from dubito.serving.model import ServedModel
 from dubito.serving.request import Options
+from dubito.serving.validation import Usual, verdict_rule
 
 
 def test_answers_hold_the_decision_and_its_reason(own_run: Path) -> None:
@@ -30,3 +32,30 @@ def test_answers_hold_the_decision_and_its_reason(own_run: Path) -> None:
     assert [answer["reason"] for answer in answers] == expected.reason.tolist()
     by_mean = model.predict([Job(model.prepare(images), "mean", 1, math.inf)])
     assert "decision" not in predictions(model, None, Options(), by_mean)[0]
+
+
+def test_what_is_said_of_an_image_agrees_with_its_decision(own_run: Path) -> None:
+    run = Run.open(own_run)
+    record = run.validation()
+    rule = decide(run, record, review=0.5, false_alarm=0.2)
+    model = ServedModel(run)
+    assert model.false_alarm == 0.2
+    assert "larger than for 80 % of them" in verdict_rule(model.false_alarm)
+    assert Usual(record).describe(model.false_alarm)["alarms"] == {
+        "ambiguous": 0.05,
+        "undecided": 0.05,
+        "unfamiliar": 0.2,
+    }
+    test = dubito.data.load("digits", "test")
+    images = dubito.data.normalize(test.images, run.data.mean, run.data.std)
+    predicted = model.predict([Job(images, "weights", 10, math.inf)])
+    answers = predictions(model, Usual(record), Options(), predicted)
+    found = {
+        name: [one["verdict"] for one in answers if one["decision"] == name] for name in rule(predicted.prediction)
+    }
+    assert len(found["review"]) > 20 < len(found["unfamiliar"])
+    assert {verdict["level"] for verdict in found["unfamiliar"]} == {"unfamiliar"}
+    assert "unfamiliar" not in {verdict["level"] for verdict in found["review"] + found["accept"]}
+    sure = [verdict["sentence"] for verdict in found["review"] if verdict["level"] == "sure"]
+    assert sure
+    assert set(sure) == {"Neither uncertainty is unusual, but the answer is not certain enough for the rule."}

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dubito.decisions import REVIEW
 from dubito.evaluation.calibration import NO_CLASS
 from dubito.prediction import Prediction
 from dubito.prediction.calibrated import calibrate
@@ -17,6 +18,7 @@ from dubito.serving.validation import Usual
 
 SENTENCES = {
     "sure": "Neither uncertainty is unusual. The answer can still be wrong.",
+    "reviewed": "Neither uncertainty is unusual, but the answer is not certain enough for the rule.",
     "ambiguous": "The image itself is ambiguous.",
     "undecided": "The model is unsure: its draws disagree about this image.",
     "both": "The image itself is ambiguous, and the draws of the model disagree about it.",
@@ -60,7 +62,7 @@ def predictions(
         strange = False
         if familiar is not None and prediction.novelty is not None:
             novelty = prediction.novelty[number]
-            strange = bool(novelty > familiar.threshold())
+            strange = bool(novelty > model.novelty_limit)
             answer["novelty"] = {
                 "value": _row(novelty.reshape(1))[0],
                 "percentile": float(familiar.percentile(novelty)),
@@ -68,6 +70,8 @@ def predictions(
             }
         answer["verdict"] = verdict(usual, aleatoric, epistemic, strange)
         if prediction.decision is not None and prediction.reason is not None:
+            if prediction.decision[number] == REVIEW and answer["verdict"]["level"] == "sure":
+                answer["verdict"]["sentence"] = SENTENCES["reviewed"]
             answer |= {"decision": str(prediction.decision[number]), "reason": str(prediction.reason[number])}
         if options.per_class:
             answer["per_class"] = {

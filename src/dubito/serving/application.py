@@ -34,7 +34,7 @@ from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
 from dubito.serving.traffic import LARGE, Pixels, Traffic, Upload
-from dubito.serving.validation import RULE, Usual
+from dubito.serving.validation import Usual, verdict_rule
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {
@@ -86,8 +86,8 @@ class Service:
             **self.model.describe(),
             **{name: value for name, value in asdict(self.limits).items() if name in names},
             "api_key": api_key,
-            "verdict_rule": RULE,
-            "validation": self.usual and self.usual.describe(),
+            "verdict_rule": verdict_rule(self.model.false_alarm),
+            "validation": self.usual and self.usual.describe(self.model.false_alarm),
             "examples": self._examples if trusted else [],
         }
 

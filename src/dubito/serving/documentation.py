@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.serving.refusal import REFUSALS
 from dubito.serving.request import Options
-from dubito.serving.validation import RULE
+from dubito.serving.validation import verdict_rule
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -66,7 +66,7 @@ def documentation(app: FastAPI, model: ServedModel, limits: Limits, address: str
 <h2>What the answer means</h2>
 <p>Aleatoric uncertainty: the image itself is ambiguous. Epistemic uncertainty: the network has not seen enough images
 like it. <code>percentile</code> compares both with the validation images: 0.9 means larger than for 90 % of them.
-{escape(RULE)}</p>
+{escape(verdict_rule(model.false_alarm))}</p>
 <p>Percentiles and conformal sets come from the run's validation record: predictions by 10 draws of the weights. With
 fewer draws the epistemic uncertainty is smaller (of T independent draws, the share 1/T is missing); with one draw it is
 0. Calibrated probabilities are p<sup>1/T</sup>, normalised, where T is the temperature in the record; they do not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from dubito.decisions.stored import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
 from dubito.prediction.dropout import drawn_dropout
+from dubito.prediction.novelty import FALSE_ALARM
 from dubito.prediction.predictor import MEMORY
 from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
@@ -170,6 +172,18 @@ class ServedModel:
     def data_name(self) -> str:
         """What the images are called, without the place of their folder."""
         return without_folder(self.data.name)
+
+    @property
+    def false_alarm(self) -> float:
+        """The share of usual images that are called unlike the training images: the rule's, if it refuses any."""
+        return FALSE_ALARM if self.rule is None or self.rule.false_alarm is None else self.rule.false_alarm
+
+    @property
+    def novelty_limit(self) -> float:
+        """Images with more novelty are called unlike the training images; a decision never says otherwise."""
+        if self.rule is not None and self.rule.novelty_threshold is not None:
+            return self.rule.novelty_threshold
+        return math.inf if self.novelty is None else self.novelty.threshold()
 
     @property
     def class_names(self) -> tuple[str, ...]:

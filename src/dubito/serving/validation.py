@@ -31,14 +31,18 @@ from dubito.serving.model import ServedModel
 
 QUANTILE = 95
 """An uncertainty above that of so many per cent of the validation images is unusual."""
-ALARMS = {"ambiguous": 1 - QUANTILE / 100, "undecided": 1 - QUANTILE / 100, "unfamiliar": FALSE_ALARM}
-"""The share of usual images of which each is said by mistake."""
-RULE = (
-    f"An image counts as ambiguous if its aleatoric uncertainty is larger than for {QUANTILE} % "
-    "of the validation images, and the model as undecided if its epistemic uncertainty is; both "
-    "can be true. An image counts as unlike the training images if its novelty is larger than "
-    f"for {100 * (1 - FALSE_ALARM):.0f} % of them; then nothing else is said."
-)
+ALARM = (100 - QUANTILE) / 100
+"""The share of usual images that are called so by mistake."""
+
+
+def verdict_rule(false_alarm: float = FALSE_ALARM) -> str:
+    """What the sentences mean; so many usual images are called unlike the training images by mistake."""
+    return (
+        f"An image counts as ambiguous if its aleatoric uncertainty is larger than for {QUANTILE} % "
+        "of the validation images, and the model as undecided if its epistemic uncertainty is; both "
+        "can be true. An image counts as unlike the training images if its novelty is larger than "
+        f"for {100 * (1 - false_alarm):.4g} % of them; then nothing else is said."
+    )
 
 
 class Usual:
@@ -48,9 +52,11 @@ class Usual:
         self.record = record
         self.calibration = record.calibration
 
-    def describe(self) -> dict[str, Any]:
-        """Quantiles 0 .. 100 % of both uncertainties, how good the predictions are, and what was fitted to them."""
+    def describe(self, false_alarm: float = FALSE_ALARM) -> dict[str, Any]:
+        """Quantiles 0 .. 100 % of both uncertainties, how good the predictions are, what was fitted to them, and how
+        often usual images are called unusual."""
         found = self.calibration
+        alarms: dict[str, float | None] = {"ambiguous": ALARM, "undecided": ALARM, "unfamiliar": false_alarm}
         return {
             **{kind: found.quantiles[kind] for kind in ("aleatoric", "epistemic")},
             "accuracy": found.accuracy,
@@ -58,7 +64,7 @@ class Usual:
             "samples": self.record.prediction.samples,
             "temperature": found.temperature,
             "coverage": found.coverage,
-            "alarms": ALARMS if self.record.prediction.novelty is not None else {**ALARMS, "unfamiliar": None},
+            "alarms": alarms if self.record.prediction.novelty is not None else {**alarms, "unfamiliar": None},
         }
 
     @cached_property
