@@ -6,8 +6,6 @@ import inspect
 from types import GenericAlias
 from typing import get_type_hints
 
-import pytest
-
 from dubito.cli import app
 
 
