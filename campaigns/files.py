@@ -9,6 +9,7 @@ Each case has a process of its own; see :mod:`campaigns.isolation`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -191,7 +192,7 @@ def campaign(given: Namespace, root: Path) -> int:
         if kind.heavy:
             import_rest()
         warm(kind, root, guard, bounds)
-        count = round(given.mutated * kind.share / shares)
+        count = math.ceil(given.mutated * kind.share / shares)
         cases = [case for case in hand if case.kind is kind]
         planned += len(cases) + count
         numbers = range(given.first, given.first + count)
