@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -367,9 +368,18 @@ def test_a_score_that_a_prediction_lacks_is_refused() -> None:
         ({"max_error": 0.1, "confidence": 1.0}, "confidence is 1.0"),
         ({"cost_wrong": 5}, "cost_review is missing"),
         ({"review": 0.1, "false_alarm": 0.001}, "false_alarm is 0.001"),
+        ({"max_error": "0.1"}, "max_error is '0.1', but must be a number"),
+        ({"review": [0.1]}, r"review is \[0.1\], but must be a number"),
+        ({"min_coverage": "half"}, "min_coverage is 'half', but must be a number"),
+        ({"cost_wrong": "5", "cost_review": 1}, "cost_wrong is '5', but must be a number"),
+        ({"cost_wrong": 5, "cost_review": "1"}, "cost_review is '1', but must be a number"),
+        ({"review": 0.1, "false_alarm": "1 %"}, "false_alarm is '1 %', but must be a number"),
+        ({"review": 0.1, "confidence": None}, "confidence is None, but must be a number"),
+        ({"review": 0.1, "seed": 0.5}, "seed is 0.5, but must be a whole number"),
+        ({"review": 0.1, "seed": -1}, "seed is -1, but must be a whole number, at least 0"),
     ],
 )
-def test_goals_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
+def test_goals_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         decisions.fit(*of_draws(), **options)
 

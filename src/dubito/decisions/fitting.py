@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dubito.decisions.goals import Cost, Goal, Images, MaxError, MinCoverage, Re
 from dubito.decisions.rule import Measured, Rule
 from dubito.decisions.scores import Predicted, as_labels, as_prediction, scores
 from dubito.decisions.words import percent, promise
-from dubito.errors import OptionError, ShapeError, TargetError
+from dubito.errors import LONGEST, OptionError, ShapeError, TargetError
 from dubito.heads.split import Prediction
 
 Mask = NDArray[np.bool_]
@@ -84,6 +85,9 @@ def fit(
     >>> rule.describe()
     'Review 50 % of images; of the rest at most 39 % are wrong (95 % sure).'
     """
+    costs = {"cost_wrong": cost_wrong, "cost_review": cost_review}
+    shares = {"max_error": max_error, "review": review, "min_coverage": min_coverage, "false_alarm": false_alarm}
+    _require_numbers({**shares, **costs}, confidence, seed)
     own = as_prediction(prediction)
     truth = _labels(own, labels)
     goal = _goal(max_error, confidence, review, min_coverage, cost_wrong, cost_review)
@@ -111,6 +115,15 @@ def fit(
     if kept:
         return rule
     raise _cannot(replace(rule, target=rule.error_bound or 1.0), goal.target)
+
+
+def _require_numbers(given: dict[str, Any], confidence: Any, seed: Any) -> None:
+    """An error if an option is something else than a number; those that were not given are None."""
+    for name, value in {**given, "confidence": confidence}.items():
+        if not isinstance(value, Real) and (value is not None or name == "confidence"):
+            raise OptionError(f"{name} is {repr(value)[:LONGEST]}, but must be a number.")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise OptionError(f"seed is {repr(seed)[:LONGEST]}, but must be a whole number, at least 0.")
 
 
 def _labels(prediction: Prediction, labels: Any) -> NDArray[np.int64]:
