@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dubito.decisions.fitting import planning_images
 from dubito.decisions.goals import Images, MaxError
 from dubito.decisions.scores import scores
-from dubito.evaluation.deciding import predict_test
+from dubito.evaluation.deciding import open_test, predict_test
 from dubito.evaluation.validating import validation_of
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
@@ -99,9 +99,7 @@ def _name(run: Run) -> str:
 def predicted(run: Run) -> Predicted:
     """The run's validation images, and then its test images."""
     validation = validation_of(run, progress=True)
-    test = predict_test(run, samples=validation.calibration.samples, progress=True)
-    if test is None:
-        raise SystemExit(f"The test images of {run.path} are not on this machine.")
+    test = predict_test(run, open_test(run), samples=validation.calibration.samples, progress=True)
     parts = [(validation.prediction, validation.labels), test]
     found = [scores(prediction) for prediction, _ in parts]
     names = [name for name in found[0] if all(name in one for one in found)]

@@ -38,6 +38,30 @@ def test_a_rule_is_stored_and_measured_on_test_images(dubito, own_run: Path) -> 
     assert rows[0][0] == "0"
 
 
+def test_without_test_images_the_sentence_says_why_nothing_was_measured(
+    dubito, own_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = type("Status", (), {"place": "absent"})()
+    monkeypatch.setattr("dubito.evaluation.deciding.status", lambda name: absent)
+    result = dubito("decide", own_run, "--review", 0.2, "--false-alarm", 0)
+    assert result.code == 0, result.err
+    rule = Rule.load(own_run / "decision.json")
+    why = "digits is not on this machine; `dubito data get digits` gets it."
+    assert result.out.splitlines()[0] == f"{rule.describe()[:-1]}; not measured on the test images: {why}"
+    assert "test images" not in result.out.split("\n", 1)[1]
+
+
+def test_other_classes_end_in_advice_that_can_be_followed(dubito, own_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    images = np.zeros((40, 32, 32), np.uint8)
+    np.savez(other, x_train=images, y_train=np.arange(40) % 3, x_test=images, y_test=np.arange(40) % 3)
+    result = dubito("decide", own_run, "--review", 0.2, "--data", other)
+    assert result.code == 1
+    assert "3 classes, but the network" in result.err
+    assert f"For images of other things there is `dubito evaluate RUN --ood {other}`." in result.err
+    assert not (own_run / "decision.json").exists()
+
+
 def test_predictions_then_have_decisions_and_reasons(
     dubito, own_run: Path, pictures: list[Path], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import option, run_argument
 from dubito.cli.rows import require_writable
 from dubito.cli.terminal import Column, examples, print_table
-from dubito.errors import OptionError, TargetError
+from dubito.errors import DubitoError, OptionError, TargetError
 from dubito.harmless import say
 from dubito.scores import SCORES
 from dubito.zoo import refuse_to_change
@@ -93,7 +93,7 @@ def decide(
     import torch
 
     from dubito.decisions import FILE
-    from dubito.evaluation.deciding import measure_on_test, rule_for
+    from dubito.evaluation.deciding import measure_on_test, open_test, rule_for
     from dubito.evaluation.validating import validation_of
     from dubito.runs.run import Run
 
@@ -102,6 +102,12 @@ def decide(
     refuse_to_change(run)
     require_writable(run / FILE)
     validation = validation_of(opened, moved=data, progress=True)
+    try:
+        test, why = open_test(opened, data), ""
+    except DubitoError as error:
+        if data is not None:
+            raise
+        test, why = None, str(error)
     if false_alarm is None and validation.prediction.novelty is not None:
         false_alarm = usual_false_alarm(len(validation))
         if not false_alarm:
@@ -112,9 +118,9 @@ def decide(
         rule = rule_for(opened, validation, **goal, **options)
     except TargetError as error:
         raise TargetError(f"{error} No rule was stored.") from None
-    measured = measure_on_test(opened, rule, data=data, progress=True)
+    measured = None if test is None else measure_on_test(opened, rule, test, progress=True)
     rule.save(run / FILE)  # last: what fails before leaves the rule that was there
-    say(_sentence(rule, measured))
+    say(_sentence(rule, measured, why))
     _show(rule, measured)
     _show_risks(rule, validation)
     say(f"\nThe rule is in {run / FILE}.")
@@ -132,12 +138,15 @@ def usual_false_alarm(images: int) -> float:
     return FALSE_ALARM if round((images + 1) * FALSE_ALARM, 9) >= 1 else 0.0
 
 
-def _sentence(rule: Rule, measured: Measured | None) -> str:
+def _sentence(rule: Rule, measured: Measured | None, why: str) -> str:
+    """What the rule promises, and what is measured on the test images or `why` nothing is."""
     from dubito.decisions.words import percent
 
-    if measured is None or measured.error is None:
-        return rule.describe()
-    return f"{rule.describe().rstrip('.')}; measured on the test images: {percent(measured.error)}."
+    promised = rule.describe().rstrip(".")
+    if measured is None:
+        return f"{promised}; not measured on the test images: {why.rstrip('.')}."
+    found = "none was accepted" if measured.error is None else percent(measured.error)
+    return f"{promised}; measured on the test images: {found}."
 
 
 def _show(rule: Rule, measured: Measured | None) -> None:

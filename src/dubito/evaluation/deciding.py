@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dubito.data import DATASETS, images_at_once, status
+from dubito.data import DATASETS, Dataset, images_at_once, status
 from dubito.decisions import FILE, Measured, Rule, fit
 from dubito.decisions.stored import METHOD
-from dubito.errors import DubitoError
+from dubito.errors import DataError
 from dubito.evaluation.images import own_test_images
 from dubito.evaluation.noise import noisy_batches
 from dubito.prediction import Prediction, Predictor
@@ -34,25 +34,21 @@ def rule_for(run: Run, validation: Validation, **goal: Any) -> Rule:
     return replace(rule, origin=origin)
 
 
-def measure_on_test(run: Run, rule: Rule, *, data: str | None = None, progress: bool = False) -> Measured | None:
-    """What the rule does with the run's test images; None if their data set is not on this machine."""
-    found = predict_test(run, data=data, samples=rule.origin.get("samples", 10), progress=progress)
-    return None if found is None else rule.measure(*found)
-
-
-def predict_test(
-    run: Run, *, data: str | None = None, samples: int = 10, progress: bool = False
-) -> tuple[Prediction, Any] | None:
-    """The prediction and the labels of the run's test images; None if their data set is not on this machine."""
+def open_test(run: Run, data: str | None = None) -> Dataset:
+    """The run's test images, `data` if they were moved; an error says why there are none. Nothing is downloaded."""
     name = data or run.config.data
-    try:
-        if name in DATASETS and status(name).place == "absent":
-            return None
-        test = own_test_images(run, data)
-    except DubitoError:
-        if data is not None:
-            raise
-        return None
+    if name in DATASETS and status(name).place == "absent":
+        raise DataError(f"{name} is not on this machine; `dubito data get {name}` gets it.")
+    return own_test_images(run, data)
+
+
+def measure_on_test(run: Run, rule: Rule, test: Dataset, *, progress: bool = False) -> Measured:
+    """What the rule does with the run's test images."""
+    return rule.measure(*predict_test(run, test, samples=rule.origin.get("samples", 10), progress=progress))
+
+
+def predict_test(run: Run, test: Dataset, *, samples: int = 10, progress: bool = False) -> tuple[Prediction, Any]:
+    """The prediction and the labels of the run's test images."""
     predictor = Predictor(run, samples)
     with progress_bar("Predicting test images", len(test), shown=progress) as advance:
         return predictor(

@@ -41,7 +41,7 @@ def own_test_images(run: Run, data: str | None) -> Dataset:
             if len(classes) != len(known)
             else f"the classes {_listed(classes)}, but the network of {run.path} tells {_listed(known)} apart"
         )
-        raise DataError(f"{data} has {what}. If these are images of other things, give them as --ood {data}.")
+        raise DataError(f"{data} has {what}. For images of other things there is `dubito evaluate RUN --ood {data}`.")
     return test_images(data, run)
 
 
