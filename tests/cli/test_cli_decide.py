@@ -99,6 +99,17 @@ def test_fewer_draws_than_the_rule_was_fitted_to_are_warned_of(own_run: Path, du
         assert package.Predictor(own_run, samples=30)(images).decision is not None
 
 
+def test_one_draw_is_too_few_for_a_rule_that_compares_draws(own_run: Path, dubito, tmp_path: Path) -> None:
+    options = ("--review", 0.3, "--false-alarm", 0, "--score", "mutual_information")
+    assert dubito("decide", own_run, *options).code == 0
+    told = "There are no decisions: the rule goes by mutual information, which takes at least 2 draws, not 1."
+    with pytest.warns(DubitoWarning, match=told):
+        assert package.Predictor(own_run, samples=1)(torch.rand(2, 1, 32, 32)).decision is None
+    result = dubito("predict", own_run, "digits", "--samples", 1, "--out", tmp_path / "one.csv")
+    assert result.code == 0
+    assert result.err.count(told) == 1
+
+
 def test_a_network_without_draws_has_a_rule_for_one(frequentist_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(frequentist_run, tmp_path / "run"))
     run = Run.open(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import normalize
-from dubito.errors import DataError, OptionError
+from dubito.errors import DataError, DubitoWarning, OptionError
 from dubito.exporting import OnnxModel, export_bytes
 from dubito.exporting.description import Description, What
 from dubito.runs.description import DataDescription
@@ -115,6 +116,37 @@ def test_thresholds_of_classes_decide_in_a_file(
     names = [("accept", "review")[number] for number in model.run(images(60))["decision"].tolist()]
     assert names == rule(prediction).tolist()
     assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_fewer_draws_than_the_rule_was_fitted_to_are_warned_of_once(
+    tiny: Callable[..., nn.Module], data: DataDescription, images: Callable[[int], Tensor], format: str
+) -> None:
+    network = tiny(std=0.3)
+    rule = rule_for(dubito.Predictor(network, 4)(normalize(images(20), data.mean, data.std)))
+    rule = replace(rule, score="entropy", origin={"samples": 4})
+    with pytest.warns(DubitoWarning, match="fitted to predictions by 4 draws; by 2, more") as told:
+        content = export_bytes(network, data, format, samples=2, rule=rule)
+    assert sum(one.category is DubitoWarning for one in told) == 1
+    if format == "onnx":
+        assert OnnxModel(content).description.rule == rule
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DubitoWarning)
+        export_bytes(network, data, format, samples=4, rule=rule)
+        export_bytes(network, data, format, "moments", rule=replace(rule, origin={"samples": 10_000}))
+
+
+def test_a_file_with_one_draw_does_not_accept_everything_by_a_rule_that_compares_draws(
+    tiny: Callable[..., nn.Module], data: DataDescription, images: Callable[[int], Tensor]
+) -> None:
+    network = tiny(std=0.3)
+    prediction = dubito.Predictor(network, 4)(normalize(images(20), data.mean, data.std))
+    rule = dubito.decisions.fit(prediction, prediction.label, review=0.5, score="epistemic")
+    with pytest.warns(DubitoWarning, match="no decisions: the rule goes by epistemic, which takes at least 2 draws"):
+        model = OnnxModel(export_bytes(network, data, samples=1, rule=rule))
+    assert model.description.rule is None
+    assert "decision" not in model.run(images(3))
+    assert model.predict(images(3)).decision is None
 
 
 def test_a_rule_that_needs_novelty_is_not_exported_without_it(

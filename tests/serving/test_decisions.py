@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +33,24 @@ def test_answers_hold_the_decision_and_its_reason(own_run: Path) -> None:
     assert [answer["reason"] for answer in answers] == expected.reason.tolist()
     by_mean = model.predict([Job(model.prepare(images), "mean", 1, math.inf)])
     assert "decision" not in predictions(model, None, Options(), by_mean)[0]
+
+
+def test_fewer_draws_than_the_rule_was_fitted_to_are_warned_of(own_run: Path, start: Any, digit_images: Any) -> None:
+    run = Run.open(own_run)
+    decide(run, run.validation(), review=0.5, score="epistemic")
+    told = "The rule was fitted to predictions by 10 draws; by 2, more of the accepted images can be wrong"
+    with start("--samples", "2", run=own_run) as served:
+        assert served.log().count(f"Warning: {told}") == 1
+        few, one, enough, mean = (
+            served.predict(digit_images[0], **options).json()
+            for options in ({}, {"samples": 1}, {"samples": 10}, {"method": "mean"})
+        )
+    assert few["warning"].startswith(told)
+    assert "decision" in few["predictions"][0]
+    assert one["warning"].startswith("There are no decisions: the rule goes by epistemic, which takes at least 2 draws")
+    assert "decision" not in one["predictions"][0]
+    assert "warning" not in enough
+    assert "warning" not in mean
 
 
 def test_what_is_said_of_an_image_agrees_with_its_decision(own_run: Path) -> None:

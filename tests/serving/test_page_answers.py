@@ -478,12 +478,13 @@ def test_the_decision_comes_first_and_rates_of_false_alarms_are_stated(browser: 
         added = {"decision": "unfamiliar", "reason": "unlike the training images"}
         novelty = {"value": 3.0, "percentile": 0.87, "score": "neighbours"}
         parts = [{**one, **added, "novelty": novelty} for one in content["predictions"]]
-        return status, {**content, "predictions": parts}, extra
+        return status, {**content, "predictions": parts, "warning": "By 2 draws, more can be wrong."}, extra
 
     told.predict = decided
     visit(browser, told)
     settled(browser)
-    assert text(browser, "decision") == "Refuse as unfamiliar: unlike the training images"
+    said = ["Refuse as unfamiliar: unlike the training images", "By 2 draws, more can be wrong."]
+    assert text(browser, "decision").splitlines() == said
     assert text(browser, "rates") == (
         "The rule: Review 5 % of images. The sentence above calls 5 % of usual images ambiguous, 5 % undecided, "
         "1 % unlike the training images."

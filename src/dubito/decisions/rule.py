@@ -21,7 +21,7 @@ from dubito.errors import DataError, OptionError, ShapeError
 from dubito.files import write_atomically
 from dubito.foreign import FAULTS, parse_json, read_text, reason_of
 from dubito.heads.split import Prediction
-from dubito.scores import SCORES
+from dubito.scores import DRAWN, SCORES
 
 ACCEPT = "accept"
 """Take the prediction as it is."""
@@ -126,6 +126,26 @@ class Rule:
     def suits(self, prediction: Prediction) -> bool:
         """Whether a prediction has the scores that the rule needs."""
         return (not self.needs_novelty or prediction.novelty is not None) and has(prediction, self.score)
+
+    def can_decide(self, samples: int) -> bool:
+        """Whether so many draws are enough for its score."""
+        return samples > 1 or self.score not in DRAWN
+
+    def warning(self, samples: int, exact: bool = False) -> str:
+        """What to know about its decisions on predictions by so many draws; nothing if they are enough.
+
+        Predictions that are `exact`, not random, have no number of draws that more would improve.
+        """
+        if not self.can_decide(samples):
+            score = self.score.replace("_", " ")
+            return f"There are no decisions: the rule goes by {score}, which takes at least 2 draws, not {samples}."
+        fitted = self.origin.get("samples")
+        if exact or not isinstance(fitted, int) or samples >= fitted:
+            return ""
+        return (
+            f"The rule was fitted to predictions by {fitted} draws; by {samples}, more of the accepted images can be "
+            "wrong than it promises."
+        )
 
     def reasons(self, predicted: Predicted) -> NDArray[np.str_]:
         """(N,) why each image has its decision, in a few words."""

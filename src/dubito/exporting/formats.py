@@ -67,7 +67,8 @@ def export(
         what: ``draws``, ``moments`` or ``mean``; None for the draws of a network that draws (a Bayesian one, MC
             dropout, an ensemble), and for the mean of any other.
         samples: draws in the graph, with ``draws``.
-        rule: one more output, `decision`; `dubito predict` of the file then decides by it, with reasons.
+        rule: one more output, `decision`; `dubito predict` of the file then decides by it, with reasons. A warning says
+            if the file has fewer draws than it was fitted to.
         temperature: calibrates the probabilities, see :mod:`dubito.prediction.calibrated`; a run has it as
             ``run.calibration().temperature``. None leaves them as they are.
         novelty: one more output, `novelty`; ``predictor.novelty`` once it was fitted.
@@ -110,16 +111,15 @@ def export_bytes(
     kind = choose(Format, format, "format")
     if rule is not None and temperature is not None:
         raise OptionError("A rule is fitted to probabilities that are not calibrated: give rule or temperature.")
-    fitted = Fitted(novelty, rule, calibration, temperature)
-    graph = make_graph(network, data, what, samples, fitted)
+    graph = make_graph(network, data, what, samples, Fitted(novelty, rule, calibration, temperature))
     description = Description(
         what=graph.what,
         head=graph.head.name,
         data=data,
         samples=graph.predictor.samples if graph.what is What.DRAWS else None,
-        rule=rule,
+        rule=graph.fitted.rule,
         temperature=temperature,
-        fitted=tuple(fitted.names()),
+        fitted=tuple(graph.fitted.names()),
         novelty=None if novelty is None else novelty.describe(),
         coverage=None if calibration is None else calibration.coverage,
     )

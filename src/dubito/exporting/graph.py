@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from dubito.convert import deep_copy
 from dubito.data import channel_constants, standardize
 from dubito.decisions import SCORES, Rule
-from dubito.errors import OptionError, choose
+from dubito.errors import DubitoWarning, OptionError, choose
 from dubito.exporting.description import FITTED, What
-from dubito.heads.split import Prediction
+from dubito.heads.split import Prediction, Sampling
 from dubito.prediction import Ensemble, Predictor, drawn_dropout, pool
 from dubito.prediction.calibrated import calibrate
 from dubito.prediction.moments import LOGITS, logit_moments
@@ -88,7 +89,12 @@ def make_graph(
         False if fitted.temperature is None else fitted.temperature,
     )
     predictor = Predictor(network, count, METHODS[kind], calibrated=calibrated)
-    predictor.use(fitted.novelty, fitted.rule)
+    predictor.use(fitted.novelty)
+    if fitted.rule is not None:
+        if few := fitted.rule.warning(predictor.samples, predictor.sampling == Sampling.EXACT):
+            warnings.warn(few, DubitoWarning, stacklevel=4)
+        if not fitted.rule.can_decide(predictor.samples):
+            fitted = replace(fitted, rule=None)
     return _graph(predictor, network, data, fitted)
 
 
@@ -113,6 +119,7 @@ class PredictionGraph(nn.Module, ABC):
         networks: the networks that make the prediction.
         observers: networks that make features alone, where the prediction has none for novelty.
         predictor: what the graph must agree with.
+        fitted: what it knows besides the network.
         outputs: the names of what it gives.
     """
 
@@ -128,7 +135,7 @@ class PredictionGraph(nn.Module, ABC):
         if not self.head.classifies:
             raise OptionError(f"The network has the {self.head.name} head, but only classifiers can be exported.")
         self.outputs = [*OUTPUTS, *fitted.names()]
-        self._fitted = fitted
+        self.fitted = fitted
         self.score = None if fitted.novelty is None else deep_copy(fitted.novelty.score).cpu()
         observers = self._observers(data) if fitted.novelty is not None else []
         self.observers = nn.ModuleList(observers).cpu().eval().requires_grad_(False)
@@ -157,10 +164,10 @@ class PredictionGraph(nn.Module, ABC):
         found: dict[str, Tensor] = {}
         if prediction.novelty is not None:
             found["novelty"] = prediction.novelty.float()
-        if self._fitted.rule is not None:
-            found["decision"] = decision(self._fitted.rule, prediction)
-        if self._fitted.calibration is not None:
-            found["conformal"] = _conformal(self._fitted.calibration, prediction)
+        if self.fitted.rule is not None:
+            found["decision"] = decision(self.fitted.rule, prediction)
+        if self.fitted.calibration is not None:
+            found["conformal"] = _conformal(self.fitted.calibration, prediction)
         if self.predictor.temperature is not None:
             prediction = calibrate(prediction, self.predictor.temperature)
         return (*(getattr(prediction, name).float() for name in OUTPUTS.values()), *found.values())
@@ -171,7 +178,7 @@ class PredictionGraph(nn.Module, ABC):
 
     def _observers(self, data: DataDescription) -> list[nn.Module]:
         """Networks that make the features for novelty."""
-        novelty = self._fitted.novelty
+        novelty = self.fitted.novelty
         assert novelty is not None
         return [Observer(network, novelty.layers) for network in self.predictor.reference().networks(_example(data))]
 

@@ -175,20 +175,12 @@ class Predictor:
                 f"The network tells {whole.probs.shape[1]} classes apart, but {len(self.data.class_names)} class names "
                 "come with it; give one for each class."
             )
-        if self.rule is not None and self.rule.suits(whole):
-            self._warn_of_few_draws(self.rule)
-            whole = self.rule.apply(whole)  # fitted to probabilities as they are, so before they are calibrated
+        if self.rule is not None:
+            if few := self.rule.warning(whole.samples, self.sampling == Sampling.EXACT):
+                warnings.warn(few, DubitoWarning, stacklevel=2)
+            if self.rule.suits(whole):
+                whole = self.rule.apply(whole)  # fitted to probabilities as they are, so before they are calibrated
         return whole if self.temperature is None else calibrate(whole, self.temperature)
-
-    def _warn_of_few_draws(self, rule: Rule) -> None:
-        fitted = rule.origin.get("samples")
-        if self.sampling != Sampling.EXACT and isinstance(fitted, int) and self.samples < fitted:
-            warnings.warn(
-                f"The rule was fitted to predictions by {fitted} draws; by {self.samples}, more of the accepted images "
-                "can be wrong than it promises.",
-                DubitoWarning,
-                stacklevel=3,
-            )
 
     def _read(self, images: Tensor | Picture | Iterable[Any]) -> Tensor | Iterable[Any]:
         """Tensors or batches as they are, photographs as batches."""

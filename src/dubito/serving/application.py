@@ -115,12 +115,14 @@ class Service:
             answer |= {} if rotation is None else {"rotation": rotation}
         for answer, preview in zip(answers, previews, strict=False):
             answer["preview"] = preview
-        return {
+        whole = {
             "model": self.model.name,
             "method": method,
             "samples": predicted.prediction.samples if drawn else None,
             "predictions": answers,
         }
+        warning = self.model.warning(method, predicted.prediction.samples)
+        return {**whole, "warning": warning} if warning else whole
 
     def _method(self, request: PredictionRequest) -> str:
         options = request.options

@@ -71,6 +71,8 @@ like it. <code>percentile</code> compares both with the validation images: 0.9 m
 fewer draws the epistemic uncertainty is smaller (of T independent draws, the share 1/T is missing); with one draw it is
 0. Calibrated probabilities are p<sup>1/T</sup>, normalised, where T is the temperature in the record; they do not
 change uncertainties, draws or conformal sets.</p>
+<p>With a decision rule, each prediction has <code>decision</code> and <code>reason</code>. If a request asks for fewer
+draws than the rule was fitted to, <code>warning</code> says what that means.</p>
 <p>The same image with the same options always gets the same answer up to rounding, alone or together with other images
 and requests. The methods <code>weights</code> and <code>local</code> use random draws: another <code>seed</code> gives
 slightly different numbers. The methods <code>moments</code> and <code>mean</code> use none, so <code>samples</code> has

@@ -190,6 +190,10 @@ class ServedModel:
         """The classes, in the network's order."""
         return self.data.class_names
 
+    def warning(self, method: str, samples: int) -> str:
+        """What to know about decisions on predictions by so many draws; nothing if they are enough."""
+        return "" if self.rule is None or method != METHOD else self.rule.warning(samples)
+
     def choose(self, method: str, draws: bool = False) -> str:
         """The method that a request gets; ``auto`` is the server's, or ``weights`` if draws are asked for."""
         if method != "auto":

@@ -74,6 +74,8 @@ def serve(
         except DubitoError as error:
             say(f"Answers are not compared with validation images, and the page has no samples: {error}", err=True)
             usual = None
+        if few := served.warning(served.method, served.predictors(served.method, samples).samples):
+            say(f"Warning: {few}", err=True)
         if not is_loopback(listening) and api_key is None:
             say(
                 f"Warning: {host} can be reached from other machines and no key is set, so anyone there can use this "

@@ -56,7 +56,7 @@ async function predict(entry, signal) {
     if (version < entry.shown) return;
     [entry.prediction] = answer.predictions;
     entry.shown = version;
-    entry.asked = { method: answer.method, samples: answer.samples };
+    entry.asked = { method: answer.method, samples: answer.samples, warning: answer.warning };
     // From here on the small image will do: a photograph need not be sent again for every move of a slider.
     if (!noise && !rotation && version === entry.version) entry.source = entry.prediction.preview;
     quiet();
@@ -410,10 +410,10 @@ function showNothing() {
 }
 
 function show() {
-  const { prediction, truth } = current;
+  const { prediction, truth, asked } = current;
   const sure = make("small", {}, `${words.probable(prediction.confidence)} probable`);
   byId("says").replaceChildren("It says ", make("b", {}, prediction.label), " ", sure);
-  showDecision(prediction);
+  showDecision(prediction, asked);
   byId("sentence").textContent = `${prediction.verdict.sentence} `;
   const right = truth === prediction.label;
   const told = right ? "The answer is right." : `The answer is wrong: this is ${truth}.`;
@@ -432,18 +432,19 @@ function show() {
   announce();
 }
 
-/** What to do with the answer, before the answer itself; without a rule, how to get one. */
-function showDecision({ decision, reason }) {
+/** What to do with the answer, before the answer itself; without a rule, how to get one. Too few draws are warned of. */
+function showDecision({ decision, reason }, { warning }) {
   const place = byId("decision");
   place.hidden = false;
   place.title = model.decision ?? "";
   if (!decision) {
     delete place.dataset.decision;
-    place.textContent = words.undecided(model);
+    place.textContent = warning ?? words.undecided(model);
     return;
   }
   place.dataset.decision = decision;
   place.replaceChildren(make("b", {}, words.decided(decision)), ` ${reason}`);
+  if (warning) place.append(make("span", { class: "note" }, warning));
 }
 
 function showNovelty(prediction) {
