@@ -369,3 +369,23 @@ def test_decisions_are_shown_with_their_rule_and_a_run_without_one_says_how_to_g
         (evaluation.test.prediction.label != evaluation.test.labels).sum()
     )
     assert "review: " in page.text  # beside a thumbnail
+
+
+def test_a_meter_shows_novelty_among_validation_images_with_the_limit(own_run: Path, tmp_path: Path) -> None:
+    evaluation = evaluate(Run.open(own_run), samples=2, bootstrap=20, noise=())
+    usual, novelty = evaluation.validation.prediction.novelty, evaluation.test.prediction.novelty
+    chosen = [number for index in illustrations.chosen_images(evaluation).values() for number in index.tolist()]
+    expected = [100 * float((usual < novelty[number]).double().mean()) for number in chosen]
+    meter = r'aria-valuenow="([\d.]+)"><b style="width: \1%"></b>(?:<i style="left: ([\d.]+)%"></i>)?'
+    page_of(evaluation, tmp_path)
+    found = re.findall(meter, (tmp_path / "report.html").read_text())
+    assert [float(at) for at, _ in found] == pytest.approx(expected, abs=0.01)
+    assert {limit for _, limit in found} == {""}
+    rule = decide(Run.open(own_run), Run.open(own_run).validation(), review=0.3, false_alarm=0.05)
+    page = page_of(evaluation, tmp_path)
+    assert "Beyond the mark, the limit of the rule, it is unfamiliar." in page.text
+    marked = [(float(at), float(limit)) for at, limit in re.findall(meter, (tmp_path / "report.html").read_text())]
+    refused = [bool(novelty[number] > rule.novelty_threshold) for number in chosen]
+    assert [at > limit for at, limit in marked] == refused
+    assert {True, False} == set(refused)
+    assert 94 < marked[0][1] < 96

@@ -254,7 +254,12 @@ def _bars_text(evaluation: Evaluation) -> str:
     from dubito.evaluation.illustrations import has_error_bars
 
     errors = ", error bars are plus and minus one epistemic standard deviation" if has_error_bars(evaluation) else ""
-    return f"Bars are mean probabilities{errors}. Green is the true class, orange a wrong prediction."
+    text = f"Bars are mean probabilities{errors}. Green is the true class, orange a wrong prediction."
+    if evaluation.test.prediction.novelty is None or evaluation.validation.prediction.novelty is None:
+        return text
+    found = decided(evaluation)
+    limit = " Beyond the mark, the limit of the rule, it is unfamiliar." if found and found.rule.refuses else ""
+    return f"{text} The bar below an image is its novelty: how many validation images have less.{limit}"
 
 
 def _noise_text(evaluation: Evaluation) -> str:
@@ -476,9 +481,23 @@ def _item(evaluation: Evaluation, number: int, found: Decided | None) -> dict[st
         "predicted": names[label],
         "correct": truth == label,
         "name": test.name_of(number),
+        "novelty": _novelty_meter(evaluation, prediction, found),
         "doubts": [*_decided(found, number), *(_doubt(evaluation, kind, prediction) for kind in kinds)],
         "bars": [_bar(names[i], probs[i], spread[i], i == truth, i == label) for i in likeliest(probs, truth)],
     }
+
+
+def _novelty_meter(evaluation: Evaluation, prediction: Prediction, found: Decided | None) -> dict[str, Any] | None:
+    """Where an image's novelty is among that of validation images, and the limit of a rule that refuses; in percent."""
+    usual = evaluation.validation.prediction.novelty if len(evaluation.validation) else None
+    if usual is None or prediction.novelty is None:
+        return None
+
+    def place(value: torch.Tensor | float) -> float:
+        return round(100 * float(percentile(usual.sort().values, usual.new_tensor(float(value)))), 2)
+
+    limit = None if found is None else found.rule.novelty_threshold
+    return {"at": place(prediction.novelty), "limit": None if limit is None else place(limit)}
 
 
 def _decided(found: Decided | None, number: int) -> list[str]:
