@@ -24,6 +24,8 @@ from dubito.variational.posterior import Posterior
 
 Weights = dict[Posterior, Tensor]
 Made = TypeVar("Made")
+FEW_BYTES = 1 << 20
+"""Of the noise of a pair; to start threads would take longer than to make it."""
 ALIGNMENT = 16
 """Numbers that the place of a tensor is a multiple of."""
 
@@ -112,7 +114,8 @@ class DrawnWeights:
 
     def _signed_noise(self) -> Iterator[tuple[int, int, list[Tensor], Weights]]:
         """For each draw its number, its sign, and the noise of the groups and of the other posteriors."""
-        for pair, (noises, own) in enumerate(_several_at_once(self._pair_noise, self._seeds)):
+        make = map if self.bytes_per_draw <= FEW_BYTES else _several_at_once
+        for pair, (noises, own) in enumerate(make(self._pair_noise, self._seeds)):
             yield 2 * pair, 1, noises, own
             if 2 * pair + 1 < self.samples:
                 yield 2 * pair + 1, -1, noises, own
