@@ -180,7 +180,9 @@ def test_the_page_says_how_much_memory_parameters_and_the_optimiser_take(results
     """Sixteen bytes a parameter: itself, its gradient and two moments in float32."""
     assert "Adam's two moments" not in page(results)
     results["stages"]["lenet5"]["parameters"] = 5_000_000
-    assert "Adam's two moments are 80 MB of the twin's memory, and 160 MB of a network" in page(results)
+    shown = page(results)
+    assert "Adam's two moments take 80 MB of the twin's memory." in shown
+    assert "standard deviation for each weight needs 160 MB for them." in shown
 
 
 def test_installing_reads_names_and_keeps_the_reason_of_a_failure() -> None:
