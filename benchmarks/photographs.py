@@ -30,30 +30,31 @@ from dubito.files import write_atomically
 from dubito.runs.run import Run
 
 LITE = ["--model", "examples.efficientnet_lite:lite0", "--preset", "finetune", "--batch-size", "32"]
-BODY = "_conv_stem,_bn0,_blocks,_conv_head,_bn1"
 NORMS = "*_bn0,*_bn1,*_bn2"
 ALL = [
     *(*LITE, "--init", "{runs}/plain", "--bayesian", "all"),
     *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.05", "--prior", "empirical"),
-    *("--epochs", "1", "--no-novelty"),
+    *("--epochs", "2", "--no-novelty"),
 ]
 NETWORKS = {
     "plain": [*LITE, "--init", "{weights}", "--inference", "frequentist", "--epochs", "3"],
+    "longer": [*LITE, "--init", "{runs}/plain", "--inference", "frequentist", "--epochs", "2", "--no-novelty"],
     "last": [
-        *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", BODY),
+        *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", NORMS),
         *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.3", "--prior", "empirical"),
         *("--epochs", "1", "--no-novelty"),
     ],
     "all": [*ALL, "--freeze", NORMS],
-    "all_bn": ALL,
-    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "1", "--no-novelty"],
+    "all_bn": [*ALL, "--epochs", "1"],
+    "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "5", "--no-novelty"],
 }
 """The settings of each training. EfficientNet-Lite0 is fine-tuned from ImageNet's weights as it is (`plain`); from
-there its last layer, or all of it, becomes Bayesian, with batch norm as it is, so that training sees what predictions
-see, or learning. A Bayesian ResNet-18 starts from nothing."""
+there its last layer, or all of it, becomes Bayesian in an epoch or two more, with batch norm as it is, so that training
+sees what predictions see, or learning; `longer` has two more epochs too. A Bayesian ResNet-18 starts from nothing."""
 COMMON = ["--precision", "bf16", "--size", "224", "--seed", "0"]
 TITLES = {
     "plain": "EfficientNet-Lite0, plain",
+    "longer": "plain, two more epochs",
     "last": "its last layer Bayesian",
     "all": "all layers Bayesian, batch norm frozen",
     "all_bn": "all layers Bayesian, batch norm learns",
