@@ -1,7 +1,7 @@
 """Ways of inference side by side: what each costs in accuracy, and what its uncertainties find.
 
     python -m benchmarks.inference train lenet5 --runs runs/inference [--ways twin,natural] [--seeds 0,1]
-    python -m benchmarks.inference table FOLDER... --out results/inference.json
+    python -m benchmarks.inference table FOLDER... --out results/inference.json --docs docs/results/inference.md
 
 `train` trains and evaluates a network in every way of `WAYS`: one that is there is gone on with, or left as it is.
 Some start from the twin's weights, and the ensemble is made of twins. `table` compares evaluations, which lie in run
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from dubito.evaluation.storage import FILE, read
 from dubito.files import write_atomically
 from dubito.runs.run import Run
 
+BEGIN, END = "<!-- tables: made by python -m benchmarks.inference table -->", "<!-- end -->"
 SCORES = ("entropy", "epistemic", "mutual_information")
 SHORT = {"entropy": "entropy", "epistemic": "epistemic", "mutual_information": "MI"}
 PLAIN = ("accuracy", "nll", "ece")
@@ -35,7 +37,7 @@ PLAIN = ("accuracy", "nll", "ece")
 NETWORKS = {
     "lenet5": ("--data mnist --model lenet5 --epochs 10", "fashion-mnist"),
     "alexnet": ("--data cifar10 --model alexnet --epochs 10 --precision bf16", "cifar100"),
-    "resnet20": ("--data cifar10 --model resnet20 --epochs 20 --precision bf16 --validation-fraction 0.05", "cifar100"),
+    "resnet20": ("--data cifar10 --model resnet20 --epochs 20 --validation-fraction 0.05", "cifar100"),
 }
 """The settings of each network, and images of other things."""
 TWIN, ENSEMBLE = "twin", "ensemble"
@@ -68,7 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     table = markdown(rows)
     if given.out:
         write_atomically(given.out, json.dumps(rows, indent=1) + "\n")
-        write_atomically(given.out.with_suffix(".md"), table + "\n")
+    if given.docs:
+        write_atomically(given.docs, with_tables(given.docs.read_text(encoding="utf-8"), rows))
     print(table)
 
 
@@ -81,7 +84,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     trainings.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0])
     comparison = todo.add_parser("table", help="compare evaluations")
     comparison.add_argument("folders", type=Path, nargs="*", help="folders with an evaluation; all of --runs if none")
-    comparison.add_argument("--out", type=Path, help="also write the results as JSON, and the tables beside it")
+    comparison.add_argument("--out", type=Path, help="also write the results as JSON")
+    comparison.add_argument("--docs", type=Path, help="page whose tables to renew")
     for one in (trainings, comparison):
         one.add_argument("--runs", type=Path, default=Path("runs/inference"), help="where the trainings are")
     given = parser.parse_args(arguments)
@@ -175,6 +179,13 @@ def grouped(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, value in one["figures"].items():
             row["figures"].setdefault(name, []).append(value)
     return list(rows.values())
+
+
+def with_tables(page: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A page with today's tables between its marks."""
+    return re.sub(
+        rf"({BEGIN}\n).*?({END})", lambda marks: f"{marks[1]}{markdown(rows)}\n{marks[2]}", page, flags=re.DOTALL
+    )
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

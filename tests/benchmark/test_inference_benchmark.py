@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import typer.main
 from benchmarks import inference
 
 from dubito.cli import app
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -43,6 +46,14 @@ def test_trainings_of_one_way_share_a_row() -> None:
     table = inference.markdown(rows)
     assert "| vi, natural | 92.00 (90.00-94.00) | 0.300 (0.300-0.300) |" in table
     assert "| frequentist, adam | 90.00 | 0.300 | 0.0200 | 0.800 / - / - | 0.850 / - / - | - | - |" in table
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    rows = json.loads((ROOT / "results/inference.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/results/inference.md").read_text(encoding="utf-8")
+    assert inference.with_tables(page, rows) == page
+    rows[0]["figures"]["accuracy"] = [0.123]
+    assert "| 12.30 |" in inference.with_tables(page, rows)
 
 
 def test_a_way_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
