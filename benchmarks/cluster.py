@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.pages import with_table
 
 OUT = Path("results/cluster.json")
 DOCUMENT = Path("docs/how-to/cluster.md")
-BEGIN, END = "<!-- projection: made by python -m benchmarks.cluster -->", "<!-- end -->"
+BEGIN = "<!-- projection: made by python -m benchmarks.cluster -->"
 GROUP = 8192
 """Rows of a row group, and images of a chunk."""
 
@@ -70,9 +71,8 @@ def main() -> None:
 
 def write_document(found: dict[str, Any]) -> None:
     """Put the projection between its marks in the document."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    DOCUMENT.write_text(before + BEGIN + projection(found) + END + rest.split(END)[1], encoding="utf-8")
+    page = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_table(page, BEGIN, projection(found)), encoding="utf-8")
 
 
 def projection(found: dict[str, Any], images: float = 1e9) -> str:
@@ -95,7 +95,7 @@ def projection(found: dict[str, Any], images: float = 1e9) -> str:
         lines.append(f"| {' | '.join(cells)} | {rate * written / 1e6:,.1f} | {rate / GROUP:,.2f} |")
     terabytes = images * read / 1e12, images * written / 1e12
     lines += ["", f"Storage: {terabytes[0]:.2f} TB of images, {terabytes[1]:.2f} TB of predictions."]
-    return "\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def cpu() -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -24,11 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import with_table
+
 from dubito.evaluation.storage import FILE, read
 from dubito.files import write_atomically
 from dubito.runs.run import Run
 
-BEGIN, END = "<!-- tables: made by python -m benchmarks.inference table -->", "<!-- end -->"
+BEGIN = "<!-- tables: made by python -m benchmarks.inference table -->"
 SCORES = ("entropy", "epistemic", "mutual_information")
 SHORT = {"entropy": "entropy", "epistemic": "epistemic", "mutual_information": "MI"}
 PLAIN = ("accuracy", "nll", "ece")
@@ -183,9 +184,7 @@ def grouped(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def with_tables(page: str, rows: Sequence[dict[str, Any]]) -> str:
     """A page with today's tables between its marks."""
-    return re.sub(
-        rf"({BEGIN}\n).*?({END})", lambda marks: f"{marks[1]}{markdown(rows)}\n{marks[2]}", page, flags=re.DOTALL
-    )
+    return with_table(page, BEGIN, markdown(rows))
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

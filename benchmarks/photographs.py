@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import with_table
 from examples.efficientnet_lite import weights
 
 from dubito.files import write_atomically
@@ -248,7 +249,7 @@ def _aurocs(found: dict[str, Any]) -> dict[str, Any]:
 def with_tables(page: str, found: dict[str, Any]) -> str:
     """A page with today's tables between the marks of each."""
     for name, table in zip(("quality", "cost"), tables(found), strict=True):
-        page = re.sub(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", page, flags=re.DOTALL)
+        page = with_table(page, f"<!-- {name}: made by python -m benchmarks.photographs -->", table)
     return page
 
 

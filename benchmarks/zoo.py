@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.pages import with_table
 
 from dubito.data import Batches, Dataset, images_at_once
 from dubito.evaluation import Evaluation, evaluate
@@ -45,7 +45,7 @@ VALIDATION_IMAGES = 500
 HALVED = (".rho", ".prior.mean")
 """What a network that is too large has in half precision: how wide its posteriors are, and where they began."""
 FRONT = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- trained networks: made by make zoo -->", "<!-- end -->"
+BEGIN = "<!-- trained networks: made by make zoo -->"
 TAKEN = ("config.yaml", "best.safetensors", "metrics.csv", "posterior.csv")
 
 
@@ -204,7 +204,7 @@ def with_overview(page: str) -> str:
     header = ["network", "trained by", "accuracy", "NLL", "ECE", "accepted by its rule", "of them wrong", "told apart"]
     rows = [header, ["---"] * len(header), *(_overview(figures_of(name)) for name in names())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return re.sub(rf"({BEGIN}\n).*?({END})", lambda marks: f"{marks[1]}{table}\n{marks[2]}", page, flags=re.DOTALL)
+    return with_table(page, BEGIN, table)
 
 
 def _overview(found: dict[str, Any]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.pages import with_table
 from benchmarks.peers.profile import Group
 
 from dubito.benchmark import Work
 from dubito.benchmark.systems import Frequentist
 from dubito.benchmark.work import Task
-from dubito.errors import DubitoError
 
 TITLES = {
     "lenet5": "LeNet-5",
@@ -20,8 +20,8 @@ TITLES = {
 }
 NOTHING = "–"  # noqa: RUF001
 
-TABLE_BEGINS, TABLE_ENDS = "<!-- cost table: made by make bench -->", "<!-- end -->"
-"""Comments around the table of the overview that is made from the results."""
+TABLE_BEGINS = "<!-- cost table: made by make bench -->"
+"""The mark before the table of the overview that is made from the results."""
 
 OVERVIEW = "docs/results/index.md"
 
@@ -82,13 +82,9 @@ def page(results: dict[str, Any]) -> str:
 
 def with_cost_table(overview: str, results: dict[str, Any]) -> str:
     """The page of results with the table of what AlexNet, or the first network, costs between the two comments."""
-    before, begin, rest = overview.partition(TABLE_BEGINS)
-    _, end, after = rest.partition(TABLE_ENDS)
-    if not end:
-        raise DubitoError(f"{OVERVIEW} has no place for the cost table between {TABLE_BEGINS} and {TABLE_ENDS}.")
     stages = results["stages"]
     stage = stages.get("alexnet") or next(iter(stages.values()))
-    return f"{before}{begin}\n{cost_table(stage)}\n{end}{after}"
+    return with_table(overview, TABLE_BEGINS, cost_table(stage))
 
 
 def cost_table(stage: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import yaml
-from benchmarks.cluster import BEGIN, END, projection
+from benchmarks.cluster import BEGIN, projection
+from benchmarks.pages import with_table
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/how-to/cluster.md").read_text(encoding="utf-8")
@@ -15,7 +16,7 @@ TEXT = (ROOT / "docs/how-to/cluster.md").read_text(encoding="utf-8")
 
 def test_figures_are_those_that_were_measured() -> None:
     found = json.loads((ROOT / "results/cluster.json").read_text(encoding="utf-8"))
-    assert BEGIN + projection(found) + END in TEXT
+    assert with_table(TEXT, BEGIN, projection(found)) == TEXT
 
 
 def test_a_table_of_a_billion_images_follows_the_formula() -> None:
