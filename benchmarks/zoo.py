@@ -201,7 +201,7 @@ def pack(entry: Entry, work: Path) -> None:
 
 def with_overview(page: str) -> str:
     """A page with today's table of all networks between its marks."""
-    header = ["network", "trained by", "accuracy", "NLL", "ECE", "accepted by its rule", "of them wrong", "told apart"]
+    header = ["network", "trained by", "accuracy", "NLL", "ECE", "accepted by its rule", "of them wrong", "novelty"]
     rows = [header, ["---"] * len(header), *(_overview(figures_of(name)) for name in names())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return with_table(page, BEGIN, table)

@@ -51,11 +51,11 @@ def zoo(
 
 def _list() -> None:
     columns = [Column("name"), Column("data"), Column("method", fold=True)]
-    columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "unfamiliar", "MB")]
+    columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "novelty", "MB")]
     found = {name: figures(name) for name in names()}
     print_table(columns, [_row(name, of_one) for name, of_one in found.items()])
-    say("\nAccuracy, negative log-likelihood and calibration error are those of test images.")
-    say("unfamiliar: area under the ROC curve of novelty, for test images against those of another data set.")
+    say("\nAccuracy, negative log-likelihood and calibration error are measured on test images.")
+    say("novelty: how well it separates test images from another data set (area under the ROC curve; 0.5 is chance).")
     say(f"Best of their kind by validation NLL: {', '.join(_best(found))}.")
     say("Next: dubito serve zoo:lenet5-mnist")
 
