@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.noise import standard_normal
+from dubito.noise import normal_like, standard_normal
 
 CPU = torch.device("cpu")
 
@@ -24,3 +24,20 @@ def test_a_generator_leaves_the_global_random_state_alone():
 def test_noise_has_the_dtype_and_device_asked_for():
     noise = standard_normal(5, torch.float64, torch.device("meta"))
     assert (noise.dtype, noise.device.type) == (torch.float64, "meta")
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 9), (3, 4, 5, 6), (2, 3, 4, 5, 6)])
+def test_noise_is_filled_in_the_order_of_memory_whatever_the_format(shape):
+    last = torch.zeros(shape[0], *shape[2:], shape[1]).movedim(-1, 1)  # channels last, and (5, 7) transposed
+    for like in (torch.zeros(shape), last):
+        torch.manual_seed(3)
+        found = normal_like(like)
+        torch.manual_seed(3)
+        expected = torch.randn(like.numel())
+        assert found.shape == like.shape
+        assert found.stride() == like.stride()
+        assert torch.equal(found.as_strided((like.numel(),), (1,)), expected)
+
+
+def test_noise_of_every_second_pixel_has_its_shape():
+    assert normal_like(torch.zeros(2, 3, 8, 8, dtype=torch.float64)[..., ::2]).shape == (2, 3, 8, 4)

@@ -18,6 +18,7 @@ from torch import Tensor
 from dubito import kernels
 from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
+from dubito.noise import normal_like
 from dubito.variational.posterior import Posterior
 
 
@@ -41,7 +42,7 @@ class Local(Estimator):
 
     def noise(self, output: Tensor) -> Tensor:
         """eps, with the shape of the output."""
-        return torch.randn_like(output)
+        return normal_like(output)
 
 
 def output_moments(
