@@ -506,3 +506,23 @@ def test_two_processes_draw_apart_and_take_one_step_of_their_joined_gradient() -
     for rank in range(2):
         for ours, theirs in zip(found[rank], model.parameters(), strict=True):
             torch.testing.assert_close(torch.tensor(ours), theirs.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("prior", [0.3, GaussianPrior(torch.linspace(-1, 1, 24).view(4, 6), torch.full((4, 6), 0.2))])
+def test_moving_large_tensors_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, prior: Prior | float) -> None:
+    whole = nn.Sequential(
+        dubito.BayesLinear(6, 4, bias=False, prior=prior, estimator="weight"),
+        dubito.BayesLinear(4, 1, estimator="weight"),
+    )
+    pieces = copy.deepcopy(whole)
+    x, y = regression(count=32, inputs=6)
+    for network, at_once in ((whole, 1 << 17), (pieces, 5)):
+        monkeypatch.setattr("dubito.variational.natural_gradient.AT_ONCE", at_once)
+        optimizer = dubito.NaturalGradient(network, 0.1, len(x), hessian_rate=0.05)
+        torch.manual_seed(5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            squared(network, x, y).backward()
+            optimizer.step()
+    for (name, one), other in zip(whole.named_parameters(), pieces.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0, msg=name)

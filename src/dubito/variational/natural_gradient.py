@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +31,7 @@ from dubito.variational.families import StdPosterior
 from dubito.variational.posterior import posteriors
 
 AT_ONCE = 1 << 17
-"""Weights that move in one go, unless a single tensor has more."""
+"""Weights that move in one go: so few that what is computed on the way stays in the processor's cache."""
 
 RENEWALS = 0.25
 """r times the number of steps: how often h forgets what it was in the course of a training. One draw a step makes h' so
@@ -137,61 +138,86 @@ class NaturalGradient(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         moved = [q for q in self._posteriors if q.mean.grad is not None]
-        of_mean, of_rho = _gradients(moved)
+        gradients = _gradients(moved)
         self.param_groups[0]["step"] += bool(moved)
-        for some in _together(moved):
-            self._move(moved[some], of_mean[some], of_rho[some])
+        for block in _blocks(self._tensors(q, *of_q) for q, of_q in zip(moved, gradients, strict=True)):
+            self._move(*block)
         if self._others is not None:
             self._others.step()
         return loss
 
-    def _move(self, moved: list[StdPosterior], of_mean: list[Tensor], of_rho: list[Tensor]) -> None:
+    def _tensors(self, q: StdPosterior, of_mean: Tensor, of_rho: Tensor) -> tuple[Tensor, ...]:
+        """All that a step needs of a posterior; what is the same for every weight is a single number."""
+        state = self.state[q.mean]
+        return q.mean, q.rho, of_mean, of_rho, state["momentum"], state["initial_variance"], *q.prior.gaussian(q)
+
+    def _move(
+        self,
+        means: list[Tensor],
+        rhos: list[Tensor],
+        of_mean: list[Tensor],
+        of_rho: list[Tensor],
+        momenta: list[Tensor],
+        initial_variances: list[Tensor],
+        prior_means: list[Tensor],
+        prior_variances: list[Tensor],
+    ) -> None:
         group = self.param_groups[0]
-        priors = [q.prior.gaussian(q) for q in moved]
-        means: list[Tensor] = [q.mean for q in moved]
-        variance = self._new_variance([q.rho for q in moved], of_rho, [variance for _, variance in priors])
-        momenta = [self.state[mean]["momentum"] for mean in means]
+        variances = self._new_variances(rhos, of_rho, prior_variances)
         torch._foreach_lerp_(momenta, of_mean, 1 - group["momentum"])
         # the gradient of the free energy: g / (1 - b^step) + delta (mu - mu0)
-        direction = [mean - centre for mean, (centre, _) in zip(means, priors, strict=True)]
-        torch._foreach_mul_(direction, [1 / (self._scale * spread) for _, spread in priors])
+        direction = torch._foreach_sub(means, prior_means)
+        torch._foreach_div_(direction, prior_variances)
+        torch._foreach_div_(direction, self._scale)
         torch._foreach_add_(direction, momenta, alpha=1 / (1 - group["momentum"] ** group["step"]))
-        torch._foreach_mul_(direction, variance)
-        torch._foreach_div_(direction, [self.state[mean]["initial_variance"] for mean in means])
-        torch._foreach_add_(means, direction, alpha=-group["lr"])
+        torch._foreach_div_(variances, initial_variances)
+        torch._foreach_addcmul_(means, direction, variances, value=-group["lr"])
 
-    def _new_variance(self, rhos: list[nn.Parameter], of_rho: list[Tensor], spreads: list[Tensor]) -> list[Tensor]:
+    def _new_variances(self, rhos: list[Tensor], of_rho: list[Tensor], prior_variances: list[Tensor]) -> list[Tensor]:
         """Renew h, write the standard deviations that belong to it into the layers, and return their squares."""
+        rate = self.param_groups[0]["hessian_rate"]
         # An erased weight has the standard deviation 0, which no quotient may see.
         tiny = torch.finfo(rhos[0].dtype).tiny
         stds = [softplus(rho).clamp_min_(tiny) for rho in rhos]
-        # (N / t) sigma dL/dsigma, where dL/dsigma = dL/drho / sigmoid(rho)
-        x = list(torch._foreach_mul(of_rho, stds))
-        torch._foreach_div_(x, [torch.sigmoid(rho).clamp_min_(tiny) for rho in rhos])
-        torch._foreach_mul_(x, self._scale)
-        torch._foreach_add_(x, torch._foreach_div(torch._foreach_mul(stds, stds), spreads))
-        # 1 + r x + (r x)^2 / 2 = ((1 + r x)^2 + 1) / 2 with x less 1
-        rate = self.param_groups[0]["hessian_rate"]
-        torch._foreach_mul_(x, rate)
-        torch._foreach_add_(x, 1 - rate)
-        torch._foreach_mul_(x, x)
-        torch._foreach_add_(x, 1)
-        torch._foreach_mul_(x, 0.5)
-        torch._foreach_rsqrt_(x)
-        torch._foreach_mul_(stds, x)
+        # 1 + r x with x = (N / t) sigma dL/dsigma + sigma^2 / s0^2 - 1, where dL/dsigma = dL/drho / (1 - exp(-sigma))
+        growth = torch._foreach_neg(stds)
+        torch._foreach_expm1_(growth)
+        growth = torch._foreach_div(torch._foreach_mul(of_rho, stds), growth)
+        torch._foreach_mul_(growth, -rate * self._scale)
+        torch._foreach_addcdiv_(growth, torch._foreach_mul(stds, stds), prior_variances, value=rate)
+        torch._foreach_add_(growth, 1 - rate)
+        # 1 + r x + (r x)^2 / 2 = ((1 + r x)^2 + 1) / 2
+        torch._foreach_mul_(growth, growth)
+        torch._foreach_add_(growth, 1)
+        torch._foreach_mul_(growth, 0.5)
+        torch._foreach_rsqrt_(growth)
+        torch._foreach_mul_(stds, growth)
         for rho, std in zip(rhos, stds, strict=True):
             rho.copy_(inverse_softplus(std))
         return list(torch._foreach_mul(stds, stds))
 
 
-def _together(moved: list[StdPosterior]) -> Iterator[slice]:
-    """Which posteriors move in one go: small ones together, to be quick, and large ones alone, to save memory."""
-    begin, size = 0, 0
-    for index, q in enumerate(moved):
-        size += q.mean.numel()
-        if size >= AT_ONCE or index == len(moved) - 1:
-            yield slice(begin, index + 1)
-            begin, size = index + 1, 0
+def _blocks(rows: Iterable[tuple[Tensor, ...]]) -> Iterator[list[list[Tensor]]]:
+    """The tensors of each kind, in blocks of about AT_ONCE weights: small ones together, large ones in pieces."""
+    block: list[tuple[Tensor, ...]] = []
+    size = 0
+    for row in rows:
+        for piece in _pieces(row):
+            block.append(piece)
+            size += piece[0].numel()
+            if size >= AT_ONCE:
+                yield list(map(list, zip(*block, strict=True)))
+                block, size = [], 0
+    if block:
+        yield list(map(list, zip(*block, strict=True)))
+
+
+def _pieces(row: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
+    """The row itself, or pieces of it if its tensors are large and lie in memory one weight after the other."""
+    count = row[0].numel()
+    if count <= AT_ONCE or not all(part.is_contiguous() and part.numel() in (1, count) for part in row):
+        return [row]
+    return zip(*(repeat(part) if part.numel() == 1 else part.view(-1).split(AT_ONCE) for part in row))  # noqa: B905
 
 
 def _learning(model: nn.Module) -> list[StdPosterior]:
@@ -237,20 +263,17 @@ def _require_numbers(
         raise OptionError(f"hessian_rate is {rate}, but must be above 0 and at most 1.")
 
 
-def _gradients(moved: list[StdPosterior]) -> tuple[list[Tensor], list[Tensor]]:
-    """Of the means and of rho; what would spoil the posteriors is refused before anything has changed."""
-    of_mean = [q.mean.grad for q in moved if q.mean.grad is not None]
-    of_rho = [q.rho.grad for q in moved if q.rho.grad is not None]
-    if not of_mean:
-        return [], []
-    if len(of_rho) < len(of_mean):
+def _gradients(moved: list[StdPosterior]) -> list[tuple[Tensor, Tensor]]:
+    """Of mean and rho of each; what would spoil the posteriors is refused before anything has changed."""
+    found = [(q.mean.grad, q.rho.grad) for q in moved if q.mean.grad is not None and q.rho.grad is not None]
+    if len(found) < len(moved):
         raise OptionError(
             "The means have gradients but the standard deviations have none, so the network was not drawn: use the "
             "estimator weight, local or flipout, and model.train()."
         )
-    norms = torch._foreach_norm([*of_mean, *of_rho])
+    norms = torch._foreach_norm([gradient for both in found for gradient in both]) if found else [torch.zeros(())]
     if not math.isfinite(float(torch.stack(norms).sum())):
         raise NonFiniteError(
             f"The gradient is not finite, so the step was skipped and nothing was changed; {NaturalGradient.remedy}."
         )
-    return of_mean, of_rho
+    return found
