@@ -106,6 +106,22 @@ def test_natural_gradients_that_diverge_name_what_to_lower_and_keep_the_last_goo
     assert all(t.isfinite().all() for t in tensors(out).values())
 
 
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adam", "natural"])
+def test_gradients_are_clipped_in_any_precision(tmp_path: Path, precision: str, optimizer: str) -> None:
+    norms: list[float] = []
+
+    class Norms(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: Classifier, *given: object) -> None:
+            gradients = [p.grad.flatten() for p in module.network.parameters() if p.grad is not None]
+            norms.append(float(torch.cat(gradients).norm()))
+
+    settings = {**SMALL, "epochs": 1, "optimizer": optimizer, "precision": precision, "clip": 0.01}
+    train(configure(**settings), tmp_path / "run", console=quiet, callbacks=[Norms()])
+    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
+    assert len(norms) > 1
+
+
 def test_the_table_of_metrics_has_the_free_energy(whole: Path) -> None:
     run = Run.open(whole)
     for row in run.metrics():

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities.enums import GradClipAlgorithmType
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 from typing_extensions import Self, Unpack
@@ -329,6 +331,24 @@ class Classifier(pl.LightningModule):
         """Centralise the gradients if that is set."""
         if self.centralize:
             centralize_gradients(self.network)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients if the Trainer says so.
+
+        Under autocast Lightning refuses this for fused optimisers, because they divide by a gradient scaler's factor
+        only in their own step. Without a scaler, as with bf16, there is no factor.
+        """
+        precision = self.trainer.precision_plugin
+        if getattr(precision, "scaler", None) is not None:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            kind = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            Precision.clip_gradients(precision, optimizer, gradient_clip_val, kind)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics, and make the predictor of this epoch, whose draws all batches share."""
