@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dubito.benchmark.systems import MomentPrediction
 from dubito.heads import attach_head
 from dubito.models import build
+from dubito.models.registry import prefers_channels_last
 
 CHANNELS, CLASSES = 3, 10
 
@@ -57,9 +58,11 @@ class Work:
             return build(self.network, CLASSES, CHANNELS, "frequentist")
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Images and labels, the same at every call."""
+        """Images and labels, the same at every call; in the memory format in which the network is trained."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(self.batch, CHANNELS, 32, 32, generator=generator)
+        if isinstance(self.network, str) and prefers_channels_last(self.network):
+            images = images.contiguous(memory_format=torch.channels_last)
         return images, torch.randint(CLASSES, (self.batch,), generator=generator)
 
 

@@ -77,7 +77,7 @@ class Entry:
         norm: the normalisation that it has unless asked, None if there is no choice.
         image_size: the size of images that it is usually used for.
         chooses: whether `build` itself looks at nonlinearity and normalisation, and refuses what it does not have.
-        channels_last: whether training is faster with images in that memory format, but for the estimator ``local``.
+        channels_last: whether training is faster with images in that memory format.
     """
 
     build: Builder
@@ -135,3 +135,8 @@ def registered(name: str) -> Entry:
         others = " Or give hf:FOLDER, or package.module:function."
         raise OptionError(unknown("model", name, names()) + others)
     return _ENTRIES[name]
+
+
+def prefers_channels_last(name: str) -> bool:
+    """Whether training is faster with images in that memory format; of networks from elsewhere this is not known."""
+    return name in _ENTRIES and _ENTRIES[name].channels_last

@@ -28,7 +28,7 @@ from dubito.foreign import reading
 from dubito.heads import balanced_class_weights
 from dubito.models.building import set_relative_std
 from dubito.models.initialization import initialize
-from dubito.models.registry import names, registered
+from dubito.models.registry import prefers_channels_last
 from dubito.models.trust import remember, trusting
 from dubito.runs.claim import BEGINNING, claimed
 from dubito.runs.config import TrainingConfig
@@ -280,16 +280,10 @@ def _module(run: Run, images: ImageData) -> Classifier:
         samples=1 if config.inference == "frequentist" else config.samples,  # all draws would be equal
         validation_samples=config.validation_samples,
         seed=config.seed,
-        channels_last=_channels_last(config),
+        channels_last=prefers_channels_last(config.model),
         class_weights=_class_weights(run, images),
         label_smoothing=config.label_smoothing,
     )
-
-
-def _channels_last(config: TrainingConfig) -> bool:
-    """Whether training is faster in this memory format; noise of ``local`` would be laid out otherwise than outputs."""
-    own = config.model in names() and registered(config.model).channels_last
-    return own and (config.inference != "vi" or config.estimator != "local")
 
 
 def _class_weights(run: Run, images: ImageData) -> Tensor | None:
