@@ -9,7 +9,7 @@ folders or in those of ensembles; without folders it takes all of --runs. One ta
 Trainings that differ in nothing but the seed share a row: the mean, and in brackets the range. Everything is of the
 test images, with the weights of lowest validation NLL; the free energy is that of the last epoch's training images
 under draws, in nats an image, and needs no temperature to be compared. AUROC is that of finding mistakes, and of
-telling other images from test images, by each score.
+telling other images from test images, by each score. What a training step costs comes from `make bench`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dubito.evaluation.storage import FILE, read
 from dubito.files import write_atomically
 from dubito.runs.run import Run
 
+BENCHMARK = Path(__file__).parents[1] / "results" / "benchmark.json"
 BEGIN = "<!-- tables: made by python -m benchmarks.inference table -->"
 SCORES = ("entropy", "epistemic", "mutual_information")
 SHORT = {"entropy": "entropy", "epistemic": "epistemic", "mutual_information": "MI"}
@@ -42,6 +43,8 @@ NETWORKS = {
 }
 """The settings of each network, and images of other things."""
 TWIN, ENSEMBLE = "twin", "ensemble"
+TWIN_SYSTEM = "frequentist twin"
+"""What the benchmark calls the twin."""
 TUNED = "--preset finetune --epochs 2 --init {twin}"
 WAYS = {
     TWIN: "--inference frequentist",
@@ -205,7 +208,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             "ECE",
             *(f"{'mistakes' if s == 'mistakes' else s}: {names}" for s in sets),
         ]
-        heads += ["KL/N", "NLL + KL/N"]
+        heads += ["KL/N", "NLL + KL/N", "step", "memory"]
         lines += [f"**{model} on {data}**", "", "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
         lines += ["| " + " | ".join(_cells(row, sets)) + " |" for row in own] + [""]
     return "\n".join(lines).rstrip()
@@ -215,7 +218,36 @@ def _cells(row: dict[str, Any], sets: Sequence[str]) -> list[str]:
     found = row["figures"]
     cells = [row["way"], _number(found["accuracy"], 2, 100), _number(found["nll"], 3), _number(found["ece"], 4)]
     cells += [" / ".join(_number(found.get(f"{name}_{score}", []), 3) for score in SCORES) for name in sets]
-    return cells + [_number(found.get(name, []), 3) for name in ("kl_per_image", "free_energy")]
+    cells += [_number(found.get(name, []), 3) for name in ("kl_per_image", "free_energy")]
+    return [*cells, *cost(row["model"], row["way"])]
+
+
+def cost(model: str, way: str) -> tuple[str, str]:
+    """Time of a training step and peak memory, as multiples of the frequentist twin's under Adam.
+
+    >>> cost("lenet5", "frequentist, adam"), cost("lenet5", "ensemble of 3: frequentist, adam")
+    (('1.00', '1.00'), ('3.00', '1.00'))
+    >>> cost("no such network", "frequentist, adam")
+    ('-', '-')
+    """
+    stage = json.loads(BENCHMARK.read_text(encoding="utf-8"))["stages"].get(model)
+    system = _system(way)
+    if stage is None or system not in stage["ratios"]:
+        return "-", "-"
+    members = MEMBERS if way.startswith(ENSEMBLE) else 1
+    step = members * stage["ratios"][system]["step"]["median"]
+    memory = stage["memory"][system] / stage["memory"][TWIN_SYSTEM]
+    return f"{step:.2f}", f"{memory:.2f}"
+
+
+def _system(way: str) -> str:
+    """What the benchmark calls a way of training; it does not measure all of them."""
+    kind, optimizer, *estimator = way.removeprefix(f"{ENSEMBLE} of {MEMBERS}: ").split(", ")[:3]
+    if kind != "vi":
+        return TWIN_SYSTEM if kind == "frequentist" else kind
+    known = [optimizer] if optimizer == "natural" else []
+    known += [name for name in estimator if (optimizer, name) != ("natural", "weight")]
+    return f"dubito {', '.join(known)}"
 
 
 def _number(values: Sequence[float], digits: int, factor: float = 1) -> str:

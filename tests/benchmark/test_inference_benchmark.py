@@ -45,7 +45,9 @@ def test_trainings_of_one_way_share_a_row() -> None:
     assert [row["seeds"] for row in rows] == [[[0], [1]], [[0]]]
     table = inference.markdown(rows)
     assert "| vi, natural | 92.00 (90.00-94.00) | 0.300 (0.300-0.300) |" in table
-    assert "| frequentist, adam | 90.00 | 0.300 | 0.0200 | 0.800 / - / - | 0.850 / - / - | - | - |" in table
+    assert (
+        "| frequentist, adam | 90.00 | 0.300 | 0.0200 | 0.800 / - / - | 0.850 / - / - | - | - | 1.00 | 1.00 |" in table
+    )
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:

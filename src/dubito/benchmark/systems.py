@@ -125,6 +125,14 @@ class NaturalTraining(WeightTraining):
         return self.nll(images, labels)
 
 
+class NaturalLocalTraining(NaturalTraining):
+    """Training by natural gradients, with local reparameterisation."""
+
+    name = "dubito natural, local"
+    estimator = "local"
+    draws = False
+
+
 class FlipoutTraining(_Dubito):
     """Training by flipout."""
 
@@ -164,7 +172,13 @@ class MomentPrediction(WeightPrediction):
     draws = False
 
 
-TRAINING: tuple[type[System], ...] = (LocalTraining, WeightTraining, FlipoutTraining, NaturalTraining)
+TRAINING: tuple[type[System], ...] = (
+    LocalTraining,
+    WeightTraining,
+    FlipoutTraining,
+    NaturalTraining,
+    NaturalLocalTraining,
+)
 """The ways to train."""
 PREDICTION: tuple[type[System], ...] = (WeightPrediction, OneCallPrediction, MomentPrediction)
 """The ways to predict; how the network was trained makes no difference to them."""
