@@ -68,7 +68,9 @@ class TrainingConfig:
     epochs: int = _setting(10, "Passes over the training data.")
     batch_size: int = _setting(64, "Images in each step, summed over all processes.")
     optimizer: str = _setting(
-        "adam", "Optimiser: adam, adamw, sgd (with Nesterov momentum 0.9), or natural (natural gradients)."
+        "adam",
+        "Optimiser: adam, adamw, sgd (with Nesterov momentum 0.9), muon (orthogonal updates; not for Bayesian "
+        "networks), or natural (natural gradients; for Bayesian networks).",
     )
     learning_rate: float = _setting(2e-3, "Learning rate; with one-cycle, its highest value.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
@@ -76,7 +78,7 @@ class TrainingConfig:
         "Learning rate over time: constant, or one-cycle (rises linearly for a quarter of the "
         "training, then falls to 0 as a cosine).",
     )
-    l2: float = _setting(0.0, "L2 penalty of frequentist and dropout networks; with adamw, the weight decay.")
+    l2: float = _setting(0.0, "L2 penalty of frequentist and dropout networks; with adamw and muon, the weight decay.")
     hessian_rate: float = _setting(
         0.0,
         "Share of the Hessian estimate that each step of --optimizer natural replaces. 0 chooses it "
@@ -209,6 +211,10 @@ class TrainingConfig:
             raise OptionError(f"hessian_rate is {self.hessian_rate}, but must be at most 1.")
         if self.optimizer == "natural" and self.inference != "vi":
             raise OptionError(f"optimizer is natural, which needs the inference vi, but inference is {self.inference}.")
+        if self.optimizer == "muon" and self.inference == "vi":
+            raise OptionError(
+                "optimizer is muon, which trains point estimates, but inference is vi: use natural or adam."
+            )
         if self.optimizer == "natural" and self.posterior != "std":
             raise OptionError(
                 f"optimizer is natural, which needs the posterior std, but posterior is {self.posterior}: add "

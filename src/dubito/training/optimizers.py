@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dubito.errors import OptionError, unknown
+from dubito.training.muon import Muon
 from dubito.variational.natural_gradient import NaturalGradient
 
 
@@ -72,6 +73,12 @@ def sgd(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """Stochastic gradient descent with Nesterov's momentum of 0.9, and an L2 penalty in the gradient."""
     rate, decay = settings.learning_rate, settings.l2
     return torch.optim.SGD(network.parameters(), rate, momentum=0.9, weight_decay=decay, nesterov=True)
+
+
+@register_optimizer("muon")
+def muon(network: nn.Module, settings: OptimizerSettings) -> Optimizer:
+    """Muon for hidden weight matrices, and AdamW for the rest, with decoupled weight decay."""
+    return Muon(network, settings.learning_rate, settings.l2)
 
 
 @register_optimizer("natural")
