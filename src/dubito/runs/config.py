@@ -69,8 +69,7 @@ class TrainingConfig:
     batch_size: int = _setting(64, "Images in each step, summed over all processes.")
     optimizer: str = _setting(
         "adam",
-        "Optimiser: adam, adamw, sgd (with Nesterov momentum 0.9), muon (orthogonal updates; not for Bayesian "
-        "networks), or natural (natural gradients; for Bayesian networks).",
+        "Optimiser: adam, adamw, sgd (Nesterov momentum 0.9), muon (orthogonal steps) or natural (natural gradients).",
     )
     learning_rate: float = _setting(2e-3, "Learning rate; with one-cycle, its highest value.")
     lr_schedule: Literal["constant", "one-cycle"] = _setting(
