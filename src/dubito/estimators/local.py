@@ -32,10 +32,10 @@ class Local(Estimator):
     def __call__(self, linear_map: LinearMap, x: Tensor, weight: Posterior, bias: Posterior | Tensor | None) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
         bias_mean, bias_std = (bias.mean, bias.std) if isinstance(bias, Posterior) else (bias, None)
-        means, stds = (weight.mean, bias_mean), (weight.std, bias_std)
-        kernel = kernels.find("local", linear_map, x, means, stds)
+        tensors = (x, weight.mean, bias_mean, weight.std, bias_std)
+        kernel = kernels.find("local", *tensors, linear_map=linear_map)
         if kernel is not None:
-            output: Tensor = kernel(linear_map, x, means, stds, self.noise)
+            output: Tensor = kernel(*tensors, linear_map=linear_map, noise=self.noise)
             return output
         mean, std = output_moments(linear_map, x, weight, bias)
         return torch.addcmul(mean, std, self.noise(mean))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dubito.kernels.eager import runs_eagerly
+from dubito.kernels import runs_eagerly
 from dubito.variational.posterior import Posterior
 
 
