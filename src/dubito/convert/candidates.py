@@ -11,8 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from dubito.errors import OptionError
-from dubito.estimators import DrawingModule
-from dubito.layers import TWINS
+from dubito.layers import TWINS, DrawingModule
 from dubito.variational.posterior import Posterior
 
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]

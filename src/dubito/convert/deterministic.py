@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from dubito.convert.copying import deep_copy, substitute, take_place
 from dubito.layers import BayesLayer, DrawnParameter
-from dubito.variational.draws import close_pass, open_pass
-from dubito.variational.posterior import Posterior, posteriors
+from dubito.variational.posterior import Posterior, close_pass, open_pass, posteriors
 
 
 class Slot(NamedTuple):

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from dubito.convert.bayesian import begin_passes, give_posteriors, has_passes
 from dubito.errors import RunError
-from dubito.estimators import ESTIMATORS, DrawingModule, Estimator, make_estimator
+from dubito.estimators import ESTIMATORS, Estimator, make_estimator
 from dubito.heads import HEADS, Head, attach_head
-from dubito.layers import BayesLayer, DrawnParameter
+from dubito.layers import BayesLayer, DrawingModule, DrawnParameter
 from dubito.variational import prior as priors
 from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dubito.estimators import DrawingModule, Weight
+from dubito.estimators import Weight
+from dubito.layers.base import DrawingModule
 from dubito.variational.posterior import Posterior
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dubito.prediction.novelty.fitting import FEWEST, HELD_OUT_IMAGES, TRAINING_IMAGES, fit
 from dubito.prediction.novelty.layers import Layer, Observed, Observer, find_layers, multiplications
-from dubito.prediction.novelty.meter import Meter
 from dubito.prediction.novelty.novelty import FALSE_ALARM, FILE, Novelty
 from dubito.prediction.novelty.scores import reference_numbers
 
@@ -15,7 +14,6 @@ __all__ = [
     "HELD_OUT_IMAGES",
     "TRAINING_IMAGES",
     "Layer",
-    "Meter",
     "Novelty",
     "Observed",
     "Observer",

@@ -10,8 +10,7 @@ from typing_extensions import Self
 
 from dubito import kernels
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
-from dubito.variational.draws import computed_once
-from dubito.variational.posterior import DiagonalPosterior, require_std
+from dubito.variational.posterior import DiagonalPosterior, computed_once, require_std
 from dubito.variational.prior import GaussianPrior
 
 SMALL = 1 << 16
@@ -40,7 +39,7 @@ class StdPosterior(DiagonalPosterior):
 
     @property
     def _wide_std(self) -> Tensor:
-        return computed_once(self, self.rho, lambda rho: softplus(at_least_single(rho)))
+        return computed_once(self, self.rho, _std_of)
 
     @property
     def log_std(self) -> Tensor:
@@ -75,6 +74,10 @@ class StdPosterior(DiagonalPosterior):
         return float(prior.mean), float(prior.std), self.mean.dtype, self.mean.device
 
 
+def _std_of(rho: Tensor) -> Tensor:
+    return softplus(at_least_single(rho))
+
+
 def _joined(group: Sequence[StdPosterior]) -> list[Tensor]:
     """KL of posteriors that have the first one's prior; each by itself where the kernel cannot take them together."""
     if len(group) > 1:
@@ -82,7 +85,9 @@ def _joined(group: Sequence[StdPosterior]) -> list[Tensor]:
             torch.cat([part.flatten() for part in parts])
             for parts in zip(*((q.mean, q._wide_std) for q in group), strict=True)
         )
-        arguments = (mean, std, group[0].prior.mean, group[0].prior.std)
+        prior = group[0].prior
+        assert isinstance(prior, GaussianPrior)
+        arguments = (mean, std, prior.mean, prior.std)
         kernel = kernels.find("gaussian_kl", *arguments)
         if kernel is not None:
             return [kernel(*arguments)]
