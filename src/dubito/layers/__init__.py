@@ -11,7 +11,7 @@ from torch import nn
 from dubito.layers.base import BayesianOptions, BayesLayer, DrawingModule, drawing_modules, estimator, forced
 from dubito.layers.convolution import BayesConv1d, BayesConv2d, BayesConv3d
 from dubito.layers.linear import BayesLinear
-from dubito.layers.parameter import DrawnParameter, draw_parameter
+from dubito.layers.parameter import DrawnParameter, draw_parameter, drawn_parameters
 from dubito.layers.transposed import BayesConvTranspose1d, BayesConvTranspose2d, BayesConvTranspose3d
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "DrawnParameter",
     "draw_parameter",
     "drawing_modules",
+    "drawn_parameters",
     "estimator",
     "forced",
 ]

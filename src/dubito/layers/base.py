@@ -100,11 +100,6 @@ class BayesLayer(DrawingModule, ABC):
         """How many inputs each output sums over."""
         return math.prod(weight.shape[1:])
 
-    @property
-    def fan_in(self) -> int:
-        """How many inputs each output sums over."""
-        return self.fan_in_of(self.weight_mean)
-
     def _fresh_parameters(
         self,
         weight_shape: Sequence[int],

@@ -16,6 +16,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -318,37 +319,29 @@ class LocalDraws(Draws):
         self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
         self._prototype = own_copy(model, share)
         self._dropout = dropout
-        self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
+        self._workers: Workers[tuple[nn.Module, Masks | None]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One draw after the other."""
         given = _Unchanged(batch)
-        with self._workers.one(self._make_worker) as (network, noise, masks):
+        with self._workers.one(self._make_worker) as (network, masks):
             for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):
                 generator = torch.Generator("cpu").manual_seed(seed)
-                noise.generator = generator
                 if masks is not None:
                     masks.begin_draw(mask_seed)
-                with one_pass(generator), forced(network, noise):
+                with one_pass(generator), forced(network, _SharedNoise(generator)):
                     outputs = network(given())
                 yield checked(outputs, batch, network).unsqueeze(0)
 
-    def _make_worker(self) -> tuple[nn.Module, _SharedNoise, Masks | None]:
-        network = shared_copy(self._prototype)
-        network, masks = _with_masks(network, self._dropout)
-        return network, _SharedNoise(), masks
+    def _make_worker(self) -> tuple[nn.Module, Masks | None]:
+        return _with_masks(shared_copy(self._prototype), self._dropout)
 
 
+@dataclass(frozen=True)
 class _SharedNoise(Local):
     """The estimator ``local`` with the same noise for every image of a batch."""
 
     generator: torch.Generator
-
-    def __init__(self) -> None:
-        pass  # its base class is frozen
-
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
     def noise(self, output: Tensor) -> Tensor:
         """eps, with the shape of one image's output."""

@@ -328,11 +328,13 @@ class Predictor:
 
     def use_fitted(self, source: Run | Path, checkpoint: str = "best") -> None:
         """Take the novelty and the rule of a run, or those that were saved with a network in its folder."""
+        from dubito.decisions import find_rule
+
         if isinstance(source, Path):
             self.use_saved(source)
         else:
             self.use_novelty(source, checkpoint)
-            self.use_rule(source, checkpoint)
+            self.rule = find_rule(source, self.method, checkpoint)
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Use the novelty that was fitted for a run's weights, if there is one."""
@@ -342,12 +344,6 @@ class Predictor:
         novelty = Novelty.load(file, self._reference_head)
         if novelty is not None and novelty.belongs_to(run.fingerprint(checkpoint)):
             self._meter = _Meter(self.reference(), novelty, self.device)
-
-    def use_rule(self, run: Run, checkpoint: str = "best") -> None:
-        """Use the rule that `dubito decide` fitted for a run's weights, if there is one for this method."""
-        from dubito.decisions import find_rule
-
-        self.rule = find_rule(run, self.method, checkpoint)
 
     def fitted_files(self) -> dict[str, bytes]:
         """What was fitted, as the files that :func:`dubito.save` writes for its argument `predictor`."""

@@ -55,8 +55,11 @@ class DrawnWeights:
     def __init__(self, posteriors: Sequence[Posterior], samples: int, seed: int, memory: int) -> None:
         self.samples = samples
         self._seeds = seeds_of(seed, -(-samples // 2))
-        kinds = dict.fromkeys((q.mean.dtype, q.mean.device) for q in posteriors if q.independent)
-        self._groups = [_Group.of([q for q in posteriors if q.independent and _kind(q) == kind]) for kind in kinds]
+        kinds: dict[tuple[torch.dtype, torch.device], list[Posterior]] = {}
+        for q in posteriors:
+            if q.independent:
+                kinds.setdefault((q.mean.dtype, q.mean.device), []).append(q)
+        self._groups = [_Group.of(group) for group in kinds.values()]
         # A posterior with dependent weights draws by itself; a copy stays as it is now.
         self._others = {q: copy.deepcopy(q).requires_grad_(False) for q in posteriors if not q.independent}
         size = sum(group.mean.numel() * group.dtype.itemsize for group in self._groups)
@@ -138,10 +141,6 @@ def _several_at_once(make: Callable[[int], Made], seeds: list[int]) -> Iterator[
             if seed is not None:
                 waiting.append(pool.submit(make, seed))
             yield made
-
-
-def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
-    return q.mean.dtype, q.mean.device
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from dubito.convert.copying import shared_copy
 from dubito.errors import RunError
 
-__all__ = ["Layer", "Observed", "Observer", "Reader", "find_layers", "multiplications"]
-
 STAGES = 3
 """Stages of feature maps that are looked at, the last ones."""
 VECTORS = 2
