@@ -114,7 +114,7 @@ class WeightDraws(Draws):
         network, slots = plain_network(model, share=share)
         fill(slots, {q: q.mean.detach() for q in found})  # stand-ins: some layers of torch keep lists of their weights
         self._prototype, self._slots = _frozen(network, share), slots
-        self._dropout, self._shares = dropout, share
+        self._dropout = dropout
         self._workers: Workers[_Worker] = Workers()
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
         self._layers: tuple[Layer, ...] = ()
@@ -154,12 +154,13 @@ class WeightDraws(Draws):
         made = []
         draws = iter(self.weights)
         for seed in self._mask_seeds:
-            worker = self._make_worker(remembers=False)
+            network, slots = _copied(self._prototype, self._slots)
+            network, masks = _with_masks(network, self._dropout)
             weights = next(draws, {})
-            fill(worker.slots, {q: nn.Parameter(w.clone(), requires_grad=False) for q, w in weights.items()})
-            if example is not None:
-                worker.fix_masks(example, seed)
-            made.append(worker.network)
+            fill(slots, {q: nn.Parameter(w.clone(), requires_grad=False) for q, w in weights.items()})
+            if masks is not None and example is not None:
+                masks.fix(network, example, seed)
+            made.append(network)
         return made
 
     def mean_network(self) -> nn.Module:
@@ -179,9 +180,8 @@ class WeightDraws(Draws):
         pair.watch(())
         return pair
 
-    def _make_worker(self, remembers: bool = True) -> _Worker:
-        layers = self._layers if remembers else ()
-        return _Worker(*_copied(self._prototype, self._slots), self._dropout, remembers, layers)
+    def _make_worker(self) -> _Worker:
+        return _Worker(*_copied(self._prototype, self._slots), self._dropout, self._layers)
 
 
 def own_copy(model: nn.Module, share: bool) -> nn.Module:
@@ -204,20 +204,13 @@ def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot
 class _Worker:
     """A plain network that takes one draw of the weights after the other."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        slots: list[Slot],
-        dropout: bool | None,
-        remembers: bool,
-        layers: Sequence[Layer] = (),
-    ) -> None:
+    def __init__(self, network: nn.Module, slots: list[Slot], dropout: bool | None, layers: Sequence[Layer]) -> None:
         self.slots = slots
         self.network, self._masks = _with_masks(network, dropout)
         self._reader = Reader(self.network, layers)
         masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
         drawn = {slot.module for slot in slots} | set(masked)
-        self._memory = Remembering(self.network, drawn) if remembers and drawn else None
+        self._memory = Remembering(self.network, drawn) if drawn else None
 
     def one_by_one(
         self, batch: Tensor, weights: DrawnWeights, seeds: list[int], seen: list[Observed] | None
@@ -250,19 +243,6 @@ class _Worker:
         if self._memory is not None:
             self._memory.forget()
         self._reader.forget()
-
-    def fix_masks(self, example: Tensor, seed: int) -> None:
-        """Keep the dropout masks of this seed."""
-        if self._masks is None:
-            return
-        masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
-        self._masks.begin_draw(seed)
-        for part in masked:
-            part.fix = True
-        with torch.no_grad():
-            self.network(example.clone())
-        for part in masked:
-            part.fix = False
 
     def stacked(self, batch: Tensor, weights: Weights, seen: list[Observed] | None) -> Tensor | None:
         """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""
