@@ -13,24 +13,9 @@ from benchmarks.import_graph import ImportGraph, circles
 import dubito
 
 ORDER = (
-    (
-        *(
-            "errors",
-            "softplus",
-            "files",
-            "harmless",
-            "progress",
-            "linear_map",
-            "memory",
-            "limits",
-            "class_names",
-            "scores",
-        ),
-        "foreign",
-    ),
+    ("errors", "softplus", "files", "harmless", "progress", "linear_map", "memory", "limits", "class_names", "foreign"),
     ("engines", "zoo"),
     ("heads", "kernels", "scores"),
-    ("noise",),
     ("variational",),
     ("estimators",),
     ("layers",),
@@ -47,19 +32,8 @@ ORDER = (
 )
 """Files and folders of src/dubito, from low to high. Each may import what stands in its own line or above it."""
 MATHEMATICS = (
-    *(
-        "errors",
-        "softplus",
-        "linear_map",
-        "noise",
-        "variational",
-        "kernels",
-        "estimators",
-        "layers",
-        "heads",
-        "convert",
-        "prediction",
-    ),
+    *("errors", "softplus", "linear_map", "variational", "kernels"),
+    *("estimators", "layers", "heads", "convert", "prediction"),
 )
 """What needs torch alone, as long as nothing is called that imports more."""
 HEAVY = (

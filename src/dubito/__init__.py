@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dubito.convert import Logits, prune, to_bayesian, to_deterministic
     from dubito.convert.summary import Summary, summary
     from dubito.errors import DubitoError
-    from dubito.estimators import estimator
     from dubito.evaluation import evaluate
     from dubito.evaluation.report import report
     from dubito.exporting import export
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         BayesConvTranspose3d,
         BayesLayer,
         BayesLinear,
+        estimator,
     )
     from dubito.models.ensemble import Ensemble, ensemble, mc_dropout
     from dubito.prediction.predictor import Predictor, predict
@@ -50,7 +50,6 @@ _HOMES = {
     "variational.natural_gradient": ["NaturalGradient"],
     "models.ensemble": ["Ensemble", "ensemble", "mc_dropout"],
     "errors": ["DubitoError"],
-    "estimators": ["estimator"],
     "evaluation": ["evaluate"],
     "evaluation.report": ["report"],
     "exporting": ["export"],
@@ -64,6 +63,7 @@ _HOMES = {
         "BayesConvTranspose3d",
         "BayesLayer",
         "BayesLinear",
+        "estimator",
     ],
     "prediction.predictor": ["Predictor", "predict"],
     "runs.attached": ["attach_data"],

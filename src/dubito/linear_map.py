@@ -5,7 +5,6 @@ Each knows its gradients, for kernels that write their own backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,17 +97,6 @@ class Convolution:
     def sign_shape(self, x: Tensor) -> tuple[int, ...]:
         """(N, channels, 1, ..., 1)."""
         return (*x.shape[: -self.axes], *(1,) * self.axes)
-
-    def output_size(self, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Of an ordinary convolution with such a kernel, along each axis.
-
-        >>> Convolution((2, 2), (1, 1), (1, 1)).output_size((8, 7), (3, 3))
-        (4, 4)
-        """
-        options = zip(size, kernel, self.stride, self.padding, self.dilation, strict=True)
-        return tuple(
-            (s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k, stride, padding, dilation in options
-        )
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
         """torch's own."""

@@ -20,12 +20,8 @@ def keep_freed_memory() -> None:
 
     Programs call it when they start, since it concerns everything in the process.
     """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(TRIM_THRESHOLD, -1)
-        mallopt(MMAP_MAX, 0)
+    _ask_glibc("mallopt", TRIM_THRESHOLD, -1)
+    _ask_glibc("mallopt", MMAP_MAX, 0)
 
 
 def use_one_heap() -> None:
@@ -34,10 +30,7 @@ def use_one_heap() -> None:
     Otherwise every thread has its own: memory that one has freed is of no use to the others, and the free end of a
     thread's heap cannot be given back. Programs call it before they start threads that handle large things.
     """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(ARENA_MAX, 1)
+    _ask_glibc("mallopt", ARENA_MAX, 1)
 
 
 def give_back_memory() -> None:
@@ -45,7 +38,10 @@ def give_back_memory() -> None:
 
     >>> give_back_memory()
     """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    _ask_glibc("malloc_trim", 0)
+
+
+def _ask_glibc(function: str, *arguments: int) -> None:
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            getattr(ctypes.CDLL(None), function)(*arguments)

@@ -13,9 +13,8 @@ import dubito
 from dubito.convert import deep_copy
 from dubito.estimators import Weight
 from dubito.layers import BayesLayer, DrawnParameter, draw_parameter
-from dubito.variational.draws import drawn, one_pass
 from dubito.variational.families import StdPosterior
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import drawn, one_pass, posteriors
 
 STD = 0.05
 

@@ -9,7 +9,7 @@ from torch.distributions import Normal, kl_divergence
 
 import dubito
 from dubito import kernels
-from dubito.kernels.local import applies, compute
+from dubito.kernels.local import compute
 from dubito.linear_map import Convolution, MatrixProduct
 from dubito.variational.posterior import posteriors
 from layer_zoo import INDEPENDENT, KINDS, make_input, make_layer, randomize
@@ -85,7 +85,7 @@ def test_gradients_on_tiny_maps_equal_the_plain_ones(size, options):
 
 def local(linear_map, x, *parameters):
     torch.manual_seed(0)
-    return compute(linear_map, x, parameters[:2], parameters[2:], torch.randn_like)
+    return compute(x, *parameters, linear_map=linear_map, noise=torch.randn_like)
 
 
 @pytest.mark.parametrize("batch", [2, 66], ids=["library", "tiny"])
@@ -140,7 +140,7 @@ def test_sparse_and_concentrated_inputs_keep_their_relative_accuracy():
         weight, noise = layer.weight_std.detach(), torch.ones_like(layer.mean_output(x))
         linear_map, _ = layer.linear_map(x)
         none = torch.zeros_like(weight)
-        found = compute(linear_map, x, (none, None), (weight, None), lambda like, noise=noise: noise)
+        found = compute(x, none, None, weight, None, linear_map=linear_map, noise=lambda like, noise=noise: noise)
         exact = linear_map(x.double().square(), wide.weight_std.detach().square()).sqrt()
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-18)
 
@@ -149,21 +149,26 @@ def test_sparse_and_concentrated_inputs_keep_their_relative_accuracy():
 def test_the_kernel_is_for_batches_of_ordinary_tensors(kind):
     layer, x = make_layer(kind), make_input(kind)
     linear_map, x = layer.linear_map(x)
-    moments = (layer.weight_mean, layer.bias_mean), (layer.weight_std, layer.bias_std)
-    assert applies(linear_map, x, *moments)
-    assert not applies(linear_map, x[0], *moments)
-    assert not applies(linear_map, x.float(), *moments)
-    assert not applies(linear_map, x.to("meta"), *moments)
+    moments = layer.weight_mean, layer.bias_mean, layer.weight_std, layer.bias_std
+
+    def find(given):
+        return kernels.find("local", given, *moments, linear_map=linear_map)
+
+    assert find(x) is compute
+    assert find(x[0]) is None
+    assert find(x.float()) is None
+    assert find(x.to("meta")) is None
     with kernels.without("local"):
-        assert kernels.find("local", linear_map, x, *moments) is None
-    assert kernels.find("local", linear_map, x, *moments) is compute
+        assert find(x) is None
+    with torch.autocast("cpu"):
+        assert find(x) is None
 
 
 def test_kernels_come_back_after_an_exception():
     with pytest.raises(ZeroDivisionError), kernels.without("local", "gaussian_kl"):
         raise ZeroDivisionError
     x, weight = torch.ones(2, 3), torch.ones(4, 3)
-    assert kernels.find("local", MatrixProduct(), x, (weight, None), (weight, None)) is compute
+    assert kernels.find("local", x, weight, None, weight, None, linear_map=MatrixProduct()) is compute
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (4, 2, 3), (2, 3, 2, 3)])

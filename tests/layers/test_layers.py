@@ -17,7 +17,7 @@ from torch import nn
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.estimators import Weight
-from dubito.variational.draws import one_pass
+from dubito.variational.posterior import one_pass
 from dubito.variational.prior import GaussianPrior, ScaleMixturePrior
 from layer_zoo import (
     FAMILIES,

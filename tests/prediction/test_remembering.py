@@ -15,7 +15,7 @@ DRAWS = 10
 @pytest.fixture(autouse=True)
 def no_first_look(monkeypatch):
     """Calls are counted here, and the first look at a network is a call of its own."""
-    monkeypatch.setattr("dubito.prediction.first_look.posteriors", lambda model: {})
+    monkeypatch.setattr("dubito.prediction.predictor.posteriors", lambda model: {})
 
 
 class Counted(nn.Linear):

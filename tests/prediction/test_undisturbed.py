@@ -13,7 +13,7 @@ from torch import nn
 
 import dubito
 from dubito.prediction import draws as module
-from dubito.variational.draws import one_pass
+from dubito.variational.posterior import one_pass
 
 DOUBLE = torch.float64
 METHODS = ("weights", "local", "moments", "mean")

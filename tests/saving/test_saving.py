@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import dubito
 from dubito.convert.pruning import sparsity
 from dubito.errors import OptionError, RunError
-from dubito.estimators import Weight, drawing_modules
+from dubito.estimators import Weight
 from dubito.evaluation.deciding import decide
 from dubito.heads import GaussianHead, KendallGalHead, SoftplusHead, resolve_head
+from dubito.layers import drawing_modules
 from dubito.runs.attached import data_of
 from dubito.runs.run import Run
 from dubito.variational.posterior import posteriors

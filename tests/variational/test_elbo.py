@@ -11,9 +11,8 @@ import dubito
 from dubito.errors import DubitoWarning, HeadError, NonFiniteError, OptionError, ShapeError
 from dubito.estimators import Weight
 from dubito.heads import GaussianHead
-from dubito.variational.draws import drawn, one_pass
 from dubito.variational.elbo import ELBO, KLSchedule
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import drawn, one_pass, posteriors
 from layer_zoo import make_layer, randomize
 
 SCHEDULES = ("blundell", "uniform", "warmup", "constant")

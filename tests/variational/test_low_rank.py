@@ -10,9 +10,8 @@ from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, k
 
 import dubito
 from dubito.estimators import Local, Weight
-from dubito.variational.draws import one_pass
 from dubito.variational.families import LowRankPosterior
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import one_pass, posteriors
 from dubito.variational.prior import GaussianPrior
 from layer_zoo import KINDS, covariance_of, make_input, make_layer, output_moments, randomize
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dubito.noise import normal_like, standard_normal
+from dubito.estimators import Local
+from dubito.variational.posterior import standard_normal
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def test_noise_is_filled_in_the_order_of_memory_whatever_the_format(shape):
     last = torch.zeros(shape[0], *shape[2:], shape[1]).movedim(-1, 1)  # channels last, and (5, 7) transposed
     for like in (torch.zeros(shape), last):
         torch.manual_seed(3)
-        found = normal_like(like)
+        found = Local().noise(like)
         torch.manual_seed(3)
         expected = torch.randn(like.numel())
         assert found.shape == like.shape
@@ -40,4 +41,4 @@ def test_noise_is_filled_in_the_order_of_memory_whatever_the_format(shape):
 
 
 def test_noise_of_every_second_pixel_has_its_shape():
-    assert normal_like(torch.zeros(2, 3, 8, 8, dtype=torch.float64)[..., ::2]).shape == (2, 3, 8, 4)
+    assert Local().noise(torch.zeros(2, 3, 8, 8, dtype=torch.float64)[..., ::2]).shape == (2, 3, 8, 4)

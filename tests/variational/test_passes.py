@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dubito
 from dubito.estimators import Weight
-from dubito.variational.draws import drawn, drawn_groups, one_pass
 from dubito.variational.families import FAMILIES as TABLE
+from dubito.variational.posterior import drawn, drawn_groups, one_pass
 from layer_zoo import FAMILIES, make_input, make_layer
 
 

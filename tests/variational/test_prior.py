@@ -38,7 +38,7 @@ def prior_of(layer, name="weight"):
 def test_fan_in_prior_has_the_gain_over_the_inputs_that_torch_counts(kind):
     layer = make_layer(kind, prior=FanInPrior(gain=2.0))
     fan_in = torch.nn.init._calculate_fan_in_and_fan_out(layer.weight_mean)[0]
-    assert layer.fan_in == fan_in
+    assert layer.posteriors["weight"].fan_in == fan_in
     assert prior_of(layer).std.item() == pytest.approx(2 / math.sqrt(fan_in), rel=1e-12)
     assert prior_of(layer, "bias").std.item() == 2.0
     assert prior_of(layer).mean.item() == prior_of(layer, "bias").mean.item() == 0.0

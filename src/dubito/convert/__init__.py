@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dubito.convert.bayesian import to_bayesian
-from dubito.convert.candidates import obstacle
+from dubito.convert.candidates import last_layer, obstacle
 from dubito.convert.copying import deep_copy
 from dubito.convert.deterministic import to_deterministic
 from dubito.convert.freezing import freeze_parameters, hold_statistics, patterns_of
-from dubito.convert.last import last_layer
 from dubito.convert.logits import Logits
 from dubito.convert.pruning import pack, prune, sparsity, unpack, weights_left
 from dubito.convert.statistics import estimate_statistics

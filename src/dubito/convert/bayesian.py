@@ -18,10 +18,9 @@ from dubito.estimators import Mean, Weight, make_estimator
 from dubito.heads import Head, attach_head
 from dubito.layers import TWINS, BayesianOptions, BayesLayer
 from dubito.layers.parameter import draw_parameter, fan_in
-from dubito.variational.draws import close_pass, open_pass
 from dubito.variational.families import family
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import PAPER_STD, Posterior, posteriors
+from dubito.variational.posterior import PAPER_STD, Posterior, close_pass, open_pass, posteriors
 
 
 def to_bayesian(

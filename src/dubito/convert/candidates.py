@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from dubito.errors import OptionError
-from dubito.estimators import DrawingModule
-from dubito.layers import TWINS
+from dubito.layers import TWINS, BayesLayer, DrawingModule
 from dubito.variational.posterior import Posterior
 
 Choice: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool]
@@ -147,3 +147,34 @@ def _refusals(names: Iterable[str], named: dict[str, nn.Module], else_say: str =
     shown = [f"{name or 'the root'} ({type(part).__name__}): {obstacle(part)}" for name, part in refused[:3]]
     more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
     return ": " + "; ".join(shown) + more + "."
+
+
+def last_layer(network: nn.Module, example: Tensor) -> tuple[str, Any]:
+    """The name of the last layer of weights that the network calls for an example, and what the network returns.
+
+    Order of definition is not order of use, so the network is run, in the mode that it is in.
+
+    >>> class Network(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.classifier = nn.Linear(4, 2)
+    ...         self.features = nn.Linear(3, 4)
+    ...     def forward(self, x):
+    ...         return self.classifier(self.features(x))
+    >>> last_layer(Network(), torch.zeros(1, 3))[0]
+    'classifier'
+    """
+    called: list[str] = []
+    hooks = []
+    for name, part in network.named_modules():
+        if isinstance(part, BayesLayer) or (obstacle(part) is None and own_parameters(part)):
+            hooks.append(part.register_forward_hook(lambda *_, name=name: called.append(name)))
+    try:
+        with torch.no_grad():
+            output = network(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise OptionError(f"The network ({type(network).__name__}) calls no layer that has weights of its own.")
+    return called[-1], output

@@ -42,6 +42,11 @@ def deep_copy(module: ModuleType, keep: Mapping[int, Any] | None = None) -> Modu
     return copied
 
 
+def shared_copy(module: ModuleType) -> ModuleType:
+    """A copy of the modules and buffers, which has the parameters of the original."""
+    return deep_copy(module, {id(p): p for p in module.parameters()})
+
+
 def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """The tensors with a history in a value and in the dictionaries, lists and tuples inside it."""
     if isinstance(value, Tensor):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dubito.convert.copying import deep_copy, substitute, take_place
-from dubito.layers import BayesLayer, DrawnParameter
-from dubito.variational.draws import close_pass, open_pass
-from dubito.variational.posterior import Posterior, posteriors
+from dubito.layers import BayesLayer, drawn_parameters
+from dubito.variational.posterior import Posterior, close_pass, open_pass, posteriors
 
 
 class Slot(NamedTuple):
@@ -63,7 +63,7 @@ def plain_network(module: nn.Module, *, inplace: bool = False, share: bool = Fal
     for layer in list(network.modules()):
         if isinstance(layer, BayesLayer):
             plain[id(layer)] = _plain_layer(layer, slots)
-        elif any(isinstance(part, DrawnParameter) for part in _parametrizations(layer).values()):
+        elif is_parametrized(layer):
             _plain_parameters(layer, slots)
     network = substitute(network, plain)
     _forget_passes(network)
@@ -88,19 +88,13 @@ def _plain_layer(layer: BayesLayer, slots: list[Slot]) -> nn.Module:
     return plain
 
 
-def _parametrizations(module: nn.Module) -> dict[str, nn.Module]:
-    lists = module._modules.get("parametrizations")
-    return {} if lists is None else {name: parts[0] for name, parts in lists.items()}  # type: ignore[operator]
-
-
 def _plain_parameters(module: nn.Module, slots: list[Slot]) -> None:
     """Take the posteriors of a module's parameters away; the module is a copy of its own."""
     lists = module._modules["parametrizations"]
-    for name, part in _parametrizations(module).items():
-        if isinstance(part, DrawnParameter):
-            slots.append(Slot(module, name, part.posterior))
-            del lists._modules[name]  # type: ignore[union-attr]
-            module._parameters[name] = None
+    for name, (posterior, _) in drawn_parameters(module).items():
+        slots.append(Slot(module, name, posterior))
+        del lists._modules[name]  # type: ignore[union-attr]
+        module._parameters[name] = None
     if not lists._modules:  # type: ignore[union-attr]
         del module._modules["parametrizations"]
         # torch gave it a class that computes its parameters; the copy goes back to the one it had

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from dubito.convert.copying import deep_copy
 from dubito.errors import OptionError, ShapeError
-from dubito.estimators import estimator
-from dubito.layers import BayesLayer, BayesLinear
+from dubito.layers import BayesLayer, BayesLinear, estimator
 from dubito.limits import file_limits, variable
 from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors

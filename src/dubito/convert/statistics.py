@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubito.estimators import estimator
+from dubito.layers import estimator
 
 
 @torch.no_grad()

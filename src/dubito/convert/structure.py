@@ -18,25 +18,14 @@ from torch import Tensor, nn
 
 from dubito.convert.bayesian import begin_passes, give_posteriors, has_passes
 from dubito.errors import RunError
-from dubito.estimators import ESTIMATORS, DrawingModule, Estimator, make_estimator
+from dubito.estimators import ESTIMATORS, Estimator, make_estimator
 from dubito.heads import HEADS, Head, attach_head
-from dubito.layers import BayesLayer, DrawnParameter
-from dubito.variational import prior as priors
+from dubito.layers import BayesLayer, drawn_parameters
 from dubito.variational.families import FAMILIES
 from dubito.variational.posterior import Posterior, posteriors
-from dubito.variational.prior import Prior
+from dubito.variational.prior import PRIORS, Prior
 
-PRIORS: dict[str, type[Prior]] = {
-    kind.__name__: kind
-    for kind in (
-        priors.GaussianPrior,
-        priors.FanInPrior,
-        priors.EmpiricalPrior,
-        priors.LearnedPrior,
-        priors.ScaleMixturePrior,
-        priors.LogUniformPrior,
-    )
-}
+KNOWN_PRIORS: dict[str, type[Prior]] = {kind.__name__: kind for kind in PRIORS.values()}
 """Priors that need no code of the user's."""
 
 
@@ -54,7 +43,7 @@ def structure(network: nn.Module) -> dict[str, Any]:
         "heads": {name: head_to_dict(part.probability_head) for name, part in modules.items() if _has_head(part)},
         "draws_dropout": [name for name, part in modules.items() if getattr(part, "draws_dropout", False)],
         "passes": [name for name, part in modules.items() if has_passes(part)],
-        "drawing": {name: _drawing(part, names) for name, part in modules.items() if _drawn(part)},
+        "drawing": {name: _drawing(part, names) for name, part in modules.items() if drawn_parameters(part)},
         "posteriors": {name: _posterior(q) for name, q in posteriors(network).items()},
         "frozen": [name for name, p in network.named_parameters() if not p.requires_grad],
     }
@@ -64,19 +53,8 @@ def _has_head(module: nn.Module) -> bool:
     return isinstance(getattr(module, "probability_head", None), Head)
 
 
-def _drawn(module: nn.Module) -> dict[str, tuple[Posterior, DrawingModule]]:
-    """The posteriors of a module's own parameters, each with what draws it."""
-    if isinstance(module, BayesLayer):
-        return {name: (q, module) for name, q in module.posteriors.items() if isinstance(q, Posterior)}
-    lists = module._modules.get("parametrizations")
-    if not isinstance(lists, nn.ModuleDict):
-        return {}
-    first = {name: next(iter(parts.children())) for name, parts in lists.items()}
-    return {name: (part.posterior, part) for name, part in first.items() if isinstance(part, DrawnParameter)}
-
-
 def _drawing(module: nn.Module, names: Mapping[int, str]) -> dict[str, Any]:
-    found = _drawn(module)
+    found = drawn_parameters(module)
     return {
         "parameters": {name: names[id(q)] for name, (q, _) in found.items()},
         "estimator": _options(next(iter(found.values()))[1].estimator),
@@ -121,7 +99,7 @@ def _given_prior(given: float | str | Prior) -> Any:
         return given
     attributes = {"FanInPrior": ("gain",), "EmpiricalPrior": ("std",), "ScaleMixturePrior": ("pi", "std_1", "std_2")}
     kind = type(given).__name__
-    if type(given) is not PRIORS.get(kind) or kind == "GaussianPrior":
+    if type(given) is not KNOWN_PRIORS.get(kind) or kind == "GaussianPrior":
         return None
     values = {name: getattr(given, name) for name in attributes.get(kind, ())}
     return {"name": kind, **{name: None if v is None else float(v) for name, v in values.items()}}
@@ -143,7 +121,7 @@ def restructure(network: nn.Module, content: Mapping[str, Any], tensors: Mapping
             raise RunError(f"the instance has no parameter for the posterior {name}")
         _restore_posterior(found[name], name, described, tensors)
     for name, drawing in content["drawing"].items():
-        for _, part in _drawn(_part(network, name)).values():
+        for _, part in drawn_parameters(_part(network, name)).values():
             part.estimator = _estimator(drawing["estimator"], part.estimator)
     _restore_roles(network, content)
     return network
@@ -161,7 +139,7 @@ def _with_posteriors(network: nn.Module, content: Mapping[str, Any]) -> nn.Modul
     groups: list[tuple[dict[str, Any], dict[str, list[str]]]] = []
     for name, drawing in content["drawing"].items():
         part, wanted = _part(network, name), drawing["parameters"]
-        missing = [parameter for parameter in wanted if parameter not in _drawn(part)]
+        missing = [parameter for parameter in wanted if parameter not in drawn_parameters(part)]
         if not missing or isinstance(part, BayesLayer):
             continue
         absent = [p for p in missing if not isinstance(part._parameters.get(p), Tensor)]
@@ -210,7 +188,7 @@ def _make_prior(given: Any) -> float | str | Prior:
     if not isinstance(given, dict):
         return float(given) if isinstance(given, (int, float)) else str(given)
     options = dict(given)
-    return PRIORS[options.pop("name")](**options)
+    return KNOWN_PRIORS[options.pop("name")](**options)
 
 
 def _estimator(described: Mapping[str, Any], own: Estimator | None) -> Estimator:
@@ -228,7 +206,7 @@ def _restore_posterior(q: Posterior, name: str, described: Mapping[str, Any], te
         raise RunError(f"{name} is of the family {described['family']!r}, but that of the instance is {q.name!r}")
     q.initial_std = _number(described["initial_std"])
     kind = described["prior"]
-    if kind in PRIORS:
+    if kind in KNOWN_PRIORS:
         q.prior = _bound_prior(kind, f"{name}.prior.", tensors)
     elif type(q.prior).__name__ != kind:
         raise RunError(f"{name} has the prior {kind}, which dubito does not know: give an instance that has it")
@@ -237,7 +215,7 @@ def _restore_posterior(q: Posterior, name: str, described: Mapping[str, Any], te
 
 
 def _bound_prior(kind: str, prefix: str, tensors: Mapping[str, Tensor]) -> Prior:
-    prior = PRIORS[kind]()
+    prior = KNOWN_PRIORS[kind]()
     for name, _ in list(prior.named_buffers()):
         prior.register_buffer(name, torch.empty_like(tensors[prefix + name]))
     return prior

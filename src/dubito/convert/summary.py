@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dubito.convert.candidates import obstacle, own_parameters
-from dubito.layers import BayesLayer, DrawnParameter
+from dubito.layers import DrawnParameter, drawn_parameters
 from dubito.variational.posterior import Posterior
 from dubito.variational.prior import Prior
 
@@ -90,7 +90,7 @@ def summary(module: nn.Module) -> Summary:
     for name, part in module.named_modules():
         if isinstance(part, (Posterior, Prior, DrawnParameter)):
             continue
-        drawn = [q.mean for q in _own_posteriors(part)]
+        drawn = [q.mean for q, _ in drawn_parameters(part).values()]
         plain = [p for p in part.parameters(recurse=False) if id(p) not in {id(mean) for mean in drawn}]
         # Tied weights count where they first appear.
         own = [p for p in (*drawn, *plain) if id(p) not in counted]
@@ -100,15 +100,6 @@ def summary(module: nn.Module) -> Summary:
             weights = sum(0 if is_lazy(parameter) else parameter.numel() for parameter in own)
             rows.append(Row(name, _kind(part), weights, bool(drawn), reason))
     return Summary(tuple(rows))
-
-
-def _own_posteriors(module: nn.Module) -> list[Posterior]:
-    """The posteriors of a module's own parameters."""
-    if isinstance(module, BayesLayer):
-        return [q for q in module.posteriors.values() if isinstance(q, Posterior)]
-    lists = module._modules.get("parametrizations")
-    parts = [parts[0] for parts in lists.values()] if isinstance(lists, nn.ModuleDict) else []  # type: ignore[index]
-    return [part.posterior for part in parts if isinstance(part, DrawnParameter)]
 
 
 def _kind(module: nn.Module) -> str:

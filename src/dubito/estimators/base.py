@@ -16,8 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dubito.linear_map import LinearMap
-from dubito.variational.draws import drawn
-from dubito.variational.posterior import Posterior
+from dubito.variational.posterior import Posterior, drawn
 
 
 class Estimator(ABC):

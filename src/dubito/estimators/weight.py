@@ -14,8 +14,7 @@ from torch import Tensor
 from dubito.errors import OptionError
 from dubito.estimators.base import Estimator
 from dubito.linear_map import LinearMap
-from dubito.variational.draws import drawn_groups
-from dubito.variational.posterior import Posterior
+from dubito.variational.posterior import Posterior, drawn_groups
 
 
 @dataclass(frozen=True)

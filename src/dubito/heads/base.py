@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from dubito.errors import OptionError, ShapeError
 from dubito.heads.categorical import LabelOptions, categorical_log_likelihood
-from dubito.heads.split import AnyPrediction, ProbabilitySplit
+from dubito.heads.split import AnyPrediction, Decomposition
 from dubito.softplus import at_least_single
 
 
@@ -85,7 +85,7 @@ class ClassificationHead(Head):
 
     def split(self, covariance: bool = False, sampling: str = "independent") -> Split:
         """The split of probabilities by Kwon et al."""
-        return ProbabilitySplit(self.probs, covariance, sampling)
+        return Decomposition(covariance, sampling, self.probs)
 
 
 def with_class_axis(outputs: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ no mutual information.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -87,23 +86,26 @@ class LogitSplit:
 
     def __init__(self, head: KendallGalHead, covariance: bool = False, sampling: str = "independent") -> None:
         self._head = head
-        self._probs = Decomposition()
+        self._probs = Decomposition(probs_of=head.probs)
         self._means = RunningMoments(covariance, sampling)
         self._variance = RunningMean()
 
     def update(self, outputs: Tensor) -> None:
         """Take in a block of draws (T, N, 2K, ...)."""
-        shape, flat = outputs.shape[:2], outputs.flatten(0, 1)
-        means, variances = (moment.unflatten(0, shape) for moment in self._head.logit_moments(flat))
-        self._probs.update(self._head.probs(flat).unflatten(0, shape))
+        moments = self._head.logit_moments(outputs.flatten(0, 1))
+        means, variances = (moment.unflatten(0, outputs.shape[:2]) for moment in moments)
+        self._probs.update(outputs)
         self._means.update(means)
         self._variance.update(variances)
 
     def compute(self) -> Prediction:
         """The split of all draws so far."""
-        found = self._probs.compute()
-        matrices: Sequence[Tensor | None] = (None, None)
-        if self._means.covariance:
-            matrices = (torch.diag_embed(self._variance.value), self._means.matrix)
-        means = self._means
-        return found.with_split(self._variance.value, means.variance, means.unbiased_variance, *matrices)
+        variance, means = self._variance.value, self._means
+        return replace(
+            self._probs.compute(),
+            aleatoric_per_class=variance,
+            epistemic_per_class=means.variance,
+            epistemic_unbiased_per_class=means.unbiased_variance,
+            aleatoric_covariance=torch.diag_embed(variance) if means.covariance else None,
+            epistemic_covariance=means.matrix if means.covariance else None,
+        )

@@ -64,11 +64,11 @@ class SoftplusHead(ClassificationHead):
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """log p, see :func:`log_softplus_normalize`."""
-        return log_softplus_normalize(self._scaled(outputs), 1)
+        return torch.log_softmax(log_softplus(self._scaled(outputs)), 1)
 
     def probs(self, outputs: Tensor) -> Tensor:
         """p, see :func:`softplus_normalize`."""
-        return softplus_normalize(self._scaled(outputs), 1)
+        return torch.softmax(log_softplus(self._scaled(outputs)), 1)
 
     def _scaled(self, outputs: Tensor) -> Tensor:
         logits = with_class_axis(outputs)

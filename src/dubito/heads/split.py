@@ -179,24 +179,6 @@ class Prediction(_OfImages):
         per_class = self.epistemic_unbiased_per_class
         return None if per_class is None else per_class.mean(1)
 
-    def with_split(
-        self,
-        aleatoric: Tensor,
-        epistemic: Tensor,
-        epistemic_unbiased: Tensor,
-        aleatoric_covariance: Tensor | None = None,
-        epistemic_covariance: Tensor | None = None,
-    ) -> Prediction:
-        """The same probabilities with another split of their uncertainty."""
-        return replace(
-            self,
-            aleatoric_per_class=aleatoric,
-            epistemic_per_class=epistemic,
-            epistemic_unbiased_per_class=epistemic_unbiased,
-            aleatoric_covariance=aleatoric_covariance,
-            epistemic_covariance=epistemic_covariance,
-        )
-
 
 @dataclass(frozen=True)
 class Regression(_OfImages):
@@ -319,6 +301,8 @@ def _outer(x: Tensor) -> Tensor:
 class Decomposition:
     """Takes in draws of probabilities, block by block, and gives the split of their uncertainty.
 
+    With `probs_of` it takes in draws of a network's outputs, which that function makes probabilities of.
+
     >>> split = Decomposition()
     >>> split.update(torch.tensor([[[1.0, 0.0]]]))    # (T, N, C): one draw of one image
     >>> split.update(torch.tensor([[[0.0, 1.0]]]))
@@ -326,15 +310,23 @@ class Decomposition:
     tensor([[0.2500, 0.2500]])
     """
 
-    def __init__(self, covariance: bool = False, sampling: str = "independent") -> None:
+    def __init__(
+        self,
+        covariance: bool = False,
+        sampling: str = "independent",
+        probs_of: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.covariance = covariance
+        self._probs_of = probs_of
         self._probs = RunningMoments(covariance, sampling)
         self._ambiguity = RunningMean()
         self._entropy = RunningMean()
 
-    def update(self, probs: Tensor) -> None:
+    def update(self, draws: Tensor) -> None:
         """Take in a block of draws (T, N, C, ...)."""
-        probs = at_least_single(probs)
+        if self._probs_of is not None:
+            draws = self._probs_of(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
+        probs = at_least_single(draws)
         self._probs.update(probs)
         self._ambiguity.update(probs * (1 - probs))
         self._entropy.update(torch.special.entr(probs).sum(2))
@@ -359,24 +351,6 @@ class Decomposition:
             epistemic_unbiased_per_class=self._probs.unbiased_variance,
             **matrices,
         )
-
-
-class ProbabilitySplit:
-    """The split of a head whose uncertainties are those of its probabilities."""
-
-    def __init__(
-        self, probs: Callable[[Tensor], Tensor], covariance: bool = False, sampling: str = "independent"
-    ) -> None:
-        self._to_probs = probs
-        self._split = Decomposition(covariance, sampling)
-
-    def update(self, outputs: Tensor) -> None:
-        """Take in a block of draws (T, N, C, ...) of a network's outputs."""
-        self._split.update(self._to_probs(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2]))
-
-    def compute(self) -> Prediction:
-        """The split of all draws so far."""
-        return self._split.compute()
 
 
 def decompose(probs: Tensor, *, covariance: bool = False, sampling: str = "independent") -> Prediction:

@@ -1,9 +1,8 @@
-"""KL[N(mu, softplus(rho)^2) || N(m, s^2)] with its gradient written out, in one go over the weights.
+"""KL[N(mu, sigma^2) || N(m, s^2)] with its gradient written out, in one go over the weights.
 
-Automatic differentiation keeps a tensor for each of softplus, its square and its logarithm, and passes over all of them
-again. With sigma = softplus(rho), KL = sum log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2 has the gradients
-(mu - m) / s^2 and (sigma / s^2 - 1 / sigma) sigmoid(rho). Unless a sigma underflows, the second stops at sigma, which a
-pass has computed for its draws already, with the way back to rho.
+Automatic differentiation keeps a tensor for each of sigma's square and its logarithm, and passes over all of them
+again. KL = sum log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2 has the gradients (mu - m) / s^2 and
+sigma / s^2 - 1 / sigma. A pass has computed sigma for its draws already, with the way back to its parameters.
 """
 
 from __future__ import annotations
@@ -14,23 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.kernels.eager import runs_eagerly
-from dubito.softplus import softplus
+
+def applies(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
+    """Whether the prior has one standard deviation for all weights, and no sigma underflows."""
+    return (
+        prior_std.numel() == 1
+        and std.numel() > 0
+        and float(std.detach().amin()) > math.sqrt(torch.finfo(std.dtype).tiny)
+    )
 
 
-def applies(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor) -> bool:
-    """Whether the prior has one standard deviation for all weights, and tensors are ordinary."""
-    return prior_std.numel() == 1 and runs_eagerly(mean, rho, prior_mean, prior_std)
-
-
-def compute(mean: Tensor, rho: Tensor, prior_mean: Tensor, prior_std: Tensor, std: Tensor | None = None) -> Tensor:
-    """KL in nats, a scalar; `std` is softplus(rho), if it is there already."""
-    std = softplus(rho) if std is None else std
-    result: Tensor
-    if std.numel() and float(std.detach().amin()) > math.sqrt(torch.finfo(std.dtype).tiny):
-        result = _GaussianKLOfStd.apply(mean, std, prior_mean, prior_std)
-    else:
-        result = _GaussianKL.apply(mean, rho, std.detach(), prior_mean, prior_std)
+def compute(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
+    """KL in nats, a scalar."""
+    result: Tensor = _GaussianKL.apply(mean, std, prior_mean, prior_std)
     return result
 
 
@@ -49,9 +44,7 @@ def _sum_of_squares(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(flat[:end].view(-1, 1024), dim=1).square().sum() + torch.dot(rest, rest)
 
 
-class _GaussianKLOfStd(torch.autograd.Function):
-    """The gradient with respect to sigma."""
-
+class _GaussianKL(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -71,35 +64,3 @@ class _GaussianKLOfStd(torch.autograd.Function):
         of_mean = _deviation(mean, prior_mean) * precision if ctx.needs_input_grad[0] else None
         of_std = std * precision - gradient / std if ctx.needs_input_grad[1] else None
         return of_mean, of_std, None, None
-
-
-class _GaussianKL(torch.autograd.Function):
-    """The gradient with respect to rho, also where sigma underflows."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(mean: Tensor, rho: Tensor, std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-        squares = _sum_of_squares(std) + _sum_of_squares(_deviation(mean, prior_mean))
-        # log softplus(x) < x for every x, and equals it where softplus underflows
-        log_std = torch.minimum(std.clamp_min(torch.finfo(std.dtype).tiny).log_(), rho).sum()
-        constant = (prior_std.log() - 0.5) * mean.numel()
-        return squares / (2 * prior_std.square()).reshape(()) - log_std + constant.reshape(())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mean, rho, std, prior_mean, prior_std = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted, which goes through sigma
-            std = softplus(rho)
-        precision = prior_std.reshape(()).square().reciprocal()
-        # Below this floor sigma and sigmoid(rho) are the same, and 1 / sigma must not overflow.
-        floor = math.sqrt(torch.finfo(rho.dtype).tiny)
-        std = std.clamp_min(floor)
-        of_std = std * precision - std.reciprocal()
-        of_rho = of_std * torch.sigmoid(rho).clamp_min(floor)
-        of_mean = _deviation(mean, prior_mean) * (precision * gradient) if ctx.needs_input_grad[0] else None
-        return of_mean, of_rho * gradient if ctx.needs_input_grad[1] else None, None, None, None

@@ -15,29 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.kernels.eager import runs_eagerly
 from dubito.linear_map import LinearMap
 
 
 def applies(
-    linear_map: LinearMap, x: Tensor, mean: tuple[Tensor, Tensor | None], std: tuple[Tensor, Tensor | None]
+    x: Tensor, mean: Tensor, bias_mean: Tensor | None, std: Tensor, bias_std: Tensor | None, *, linear_map: LinearMap
 ) -> bool:
-    """Whether `x` is a batch and all tensors are ordinary."""
-    return isinstance(x, Tensor) and linear_map.is_batched(x) and runs_eagerly(x, *mean, *std)
+    """Whether `x` is a batch."""
+    return linear_map.is_batched(x)
 
 
 def compute(
-    linear_map: LinearMap,
     x: Tensor,
-    mean: tuple[Tensor, Tensor | None],
-    std: tuple[Tensor, Tensor | None],
+    mean: Tensor,
+    bias_mean: Tensor | None,
+    std: Tensor,
+    bias_std: Tensor | None,
+    *,
+    linear_map: LinearMap,
     noise: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """F(x, mu) + noise * sqrt(F(x^2, sigma^2)); `mean` and `std` are those of weight and bias.
-
-    `noise` makes fresh noise with the shape of a tensor.
-    """
-    result: Tensor = _Local.apply(linear_map, x, *mean, *std, noise)
+    """F(x, mu) + noise * sqrt(F(x^2, sigma^2)); `noise` makes fresh noise with the shape of a tensor."""
+    result: Tensor = _Local.apply(linear_map, x, mean, bias_mean, std, bias_std, noise)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What all Bayesian layers share: posteriors of their weight and bias, and an estimator.
+"""What all Bayesian layers share: posteriors of their weight and bias, and an estimator, and which one is in force.
 
 `layer.train()` draws with the layer's estimator, `layer.eval()` uses the mean. `layer.weight_mean` and
 `layer.weight_std` are the moments of the weight, whatever the family of its posterior.
@@ -9,19 +9,44 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from dubito.errors import OptionError
-from dubito.estimators import DrawingModule, Estimator, Weight, make_estimator
+from dubito.estimators import Estimator, Mean, Weight, make_estimator
 from dubito.linear_map import LinearMap
 from dubito.variational.families import family
 from dubito.variational.kl import kl_divergence
 from dubito.variational.posterior import PAPER_STD, Posterior
 from dubito.variational.prior import Prior
+
+_MEAN = Mean()
+
+
+class DrawingModule(nn.Module):
+    """A module with posteriors and an estimator; what all modules that draw have in common.
+
+    Attributes:
+        estimator: in force in training mode; evaluation mode uses the mean.
+        forced_estimator: in force in both modes while it is set.
+    """
+
+    estimator: Estimator
+    forced_estimator: Estimator | None = None
+
+    def active_estimator(self) -> Estimator:
+        """The estimator in force."""
+        if self.forced_estimator is not None:
+            return self.forced_estimator
+        return self.estimator if self.training else _MEAN
+
+    def __getstate__(self) -> dict[str, object]:
+        """For copies and files, which have no part in what is in force only for now."""
+        return {name: value for name, value in self.__dict__.items() if name != "forced_estimator"}
 
 
 class BayesianOptions(TypedDict, total=False):
@@ -74,11 +99,6 @@ class BayesLayer(DrawingModule, ABC):
     def fan_in_of(self, weight: Tensor) -> int:
         """How many inputs each output sums over."""
         return math.prod(weight.shape[1:])
-
-    @property
-    def fan_in(self) -> int:
-        """How many inputs each output sums over."""
-        return self.fan_in_of(self.weight_mean)
 
     def _fresh_parameters(
         self,
@@ -187,6 +207,43 @@ class BayesLayer(DrawingModule, ABC):
     def _bayesian_repr(self) -> str:
         point = ", bayesian_bias=False" if "bias" not in self.posteriors and self.point_bias is not None else ""
         return f"estimator={self.estimator.name}{point}"
+
+
+def drawing_modules(module: nn.Module) -> list[DrawingModule]:
+    """The modules below `module` that draw."""
+    return [part for part in module.modules() if isinstance(part, DrawingModule)]
+
+
+@contextmanager
+def forced(module: nn.Module, chosen: Estimator | None) -> Iterator[None]:
+    """Inside, everything below `module` that draws uses this estimator; None stands for each module's own."""
+    parts = drawing_modules(module)
+    before = [part.forced_estimator for part in parts]
+    try:
+        for part in parts:
+            part.forced_estimator = part.estimator if chosen is None else chosen
+        yield
+    finally:
+        for part, previous in zip(parts, before, strict=True):
+            part.forced_estimator = previous
+
+
+@contextmanager
+def estimator(module: nn.Module, given: str | Estimator | None, **options: Any) -> Iterator[None]:
+    """A context in which all Bayesian layers inside `module` use this estimator, in training and in evaluation mode.
+
+    None means each module's own estimator, so a network in evaluation mode draws too. At the end, also after an
+    exception, the previous estimator is back.
+
+    >>> import torch
+    >>> import dubito
+    >>> layer, x = dubito.BayesLinear(3, 2), torch.ones(1, 3)
+    >>> with dubito.estimator(layer, "mean"):
+    ...     torch.equal(layer(x), layer(x))
+    True
+    """
+    with forced(module, None if given is None else make_estimator(given, **options)):
+        yield
 
 
 def _initialize(weight: nn.Parameter, bias: nn.Parameter | None) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dubito.estimators import DrawingModule, Weight
+from dubito.estimators import Weight
+from dubito.layers.base import BayesLayer, DrawingModule
 from dubito.variational.posterior import Posterior
 
 
@@ -52,3 +53,14 @@ def draw_parameter(module: nn.Module, name: str, posterior: Posterior) -> None:
 def fan_in(parameter: Tensor) -> int:
     """How many inputs each output sums over, by the shape of the parameter; 1 for a vector."""
     return max(1, math.prod(parameter.shape[1:]))
+
+
+def drawn_parameters(module: nn.Module) -> dict[str, tuple[Posterior, DrawingModule]]:
+    """The posteriors of a module's own parameters, each with what draws it."""
+    if isinstance(module, BayesLayer):
+        return {name: (q, module) for name, q in module.posteriors.items() if isinstance(q, Posterior)}
+    lists = module._modules.get("parametrizations")
+    if not isinstance(lists, nn.ModuleDict):
+        return {}
+    first = {name: next(iter(parts.children())) for name, parts in lists.items()}
+    return {name: (part.posterior, part) for name, part in first.items() if isinstance(part, DrawnParameter)}

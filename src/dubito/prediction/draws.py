@@ -14,26 +14,26 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dubito.convert.copying import deep_copy, substitute
+from dubito.convert.copying import deep_copy, shared_copy, substitute
 from dubito.convert.deterministic import Slot, fill, plain_network, to_deterministic
 from dubito.errors import NonFiniteError, OptionError, ShapeError, not_a_tensor
-from dubito.estimators import Local, forced
+from dubito.estimators import Local
 from dubito.heads.split import Sampling
-from dubito.noise import standard_normal
+from dubito.layers import forced
 from dubito.prediction.dropout import MaskedDropout, Masks, drawn_dropout
-from dubito.prediction.first_look import FirstLook, Followed, at_mean
 from dubito.prediction.novelty.layers import Layer, Observed, Reader
 from dubito.prediction.remembering import Remembering
 from dubito.prediction.weights import DrawnWeights, Weights, seeds_of
-from dubito.prediction.workers import Workers
-from dubito.variational.draws import one_pass
 from dubito.variational.kl import describe_non_finite
-from dubito.variational.posterior import Posterior, posteriors
+from dubito.variational.posterior import one_pass, posteriors, standard_normal
 
 FEW_IMAGES = 8
 """Up to so many images, all draws run as one batched product ..."""
@@ -42,6 +42,34 @@ SMALL_DRAW = 1 << 24
 product is faster up to AlexNet, with 9 MB of weights, and no longer for VGG16, with 60 MB."""
 PAIR_MEMORY = 1 << 30
 """Bytes that the pair of draws for novelty may take, of a method that does not draw weights."""
+
+
+Worker = TypeVar("Worker")
+
+
+class Workers(Generic[Worker]):
+    """Idle workers; threads never share one, and never wait for each other.
+
+    >>> workers = Workers()
+    >>> with workers.one(list) as first, workers.one(list) as second:
+    ...     first is second
+    False
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+
+    @contextmanager
+    def one(self, make: Callable[[], Worker]) -> Iterator[Worker]:
+        """A worker that nobody else has meanwhile; a new one if all are busy."""
+        try:
+            worker = self._idle.pop()  # pop and append are atomic
+        except IndexError:
+            worker = make()
+        try:
+            yield worker
+        finally:
+            self._idle.append(worker)
 
 
 class Draws(ABC):
@@ -54,19 +82,20 @@ class Draws(ABC):
 
     samples: int
     sampling: Sampling
+    _prototype: nn.Module
 
     @abstractmethod
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """Blocks of outputs (T, N, ...), whose numbers T of draws add up to `samples`."""
 
-    @abstractmethod
     def mean_network(self) -> nn.Module:
         """The plain network at the posterior mean, in evaluation mode; nobody may change it."""
+        return to_deterministic(self._prototype).eval()
 
-    @abstractmethod
     def reference(self) -> WeightDraws:
         """The draws whose features novelty is measured in: the first pair of seed 0, without dropout; of a network that
         has nothing to draw, its only pass. These are the same for every method, seed and number of draws."""
+        return WeightDraws(self._prototype, 2, 0, dropout=False, memory=PAIR_MEMORY, share=True)
 
 
 class WeightDraws(Draws):
@@ -75,8 +104,7 @@ class WeightDraws(Draws):
     def __init__(
         self, model: nn.Module, samples: int, seed: int, *, dropout: bool | None, memory: int, share: bool
     ) -> None:
-        self._names = {q: name for name, q in posteriors(model).items()}
-        found = list(self._names)
+        found = list(posteriors(model).values())
         self._drops_out = bool(drawn_dropout(model, dropout))
         self.samples = samples if found or self._drops_out else 1
         masks_alone = Sampling.INDEPENDENT if self._drops_out else Sampling.EXACT
@@ -85,10 +113,9 @@ class WeightDraws(Draws):
         self._mask_seeds = seeds_of(seed + 1, self.samples)
         network, slots = plain_network(model, share=share)
         fill(slots, {q: q.mean.detach() for q in found})  # stand-ins: some layers of torch keep lists of their weights
-        self._prototype = (frozen(network, share), slots)
-        self._dropout, self._shares = dropout, share
+        self._prototype, self._slots = _frozen(network, share), slots
+        self._dropout = dropout
         self._workers: Workers[_Worker] = Workers()
-        self._look = FirstLook(model)
         self._stacks = not self._drops_out and self.weights.stacked is not None and self.samples > 1
         self._layers: tuple[Layer, ...] = ()
         self._is_reference = not self._drops_out and (not found or (seed == 0 and samples > 1))
@@ -102,9 +129,6 @@ class WeightDraws(Draws):
 
         `seen` gets what the first two draws made of the images, averaged: outputs, and features at the watched layers.
         """
-        if self._look.is_due:
-            with self._workers.one(self._make_worker) as worker:
-                self._look(batch, lambda images: worker.followed(images, self.weights, self._names))
         small = self.weights.bytes_per_draw <= SMALL_DRAW
         if self._stacks and len(batch) <= FEW_IMAGES and small:
             with self._workers.one(self._make_worker) as worker:
@@ -130,17 +154,18 @@ class WeightDraws(Draws):
         made = []
         draws = iter(self.weights)
         for seed in self._mask_seeds:
-            worker = self._make_worker(remembers=False)
+            network, slots = _copied(self._prototype, self._slots)
+            network, masks = _with_masks(network, self._dropout)
             weights = next(draws, {})
-            fill(worker.slots, {q: nn.Parameter(w.clone(), requires_grad=False) for q, w in weights.items()})
-            if example is not None:
-                worker.fix_masks(example, seed)
-            made.append(worker.network)
+            fill(slots, {q: nn.Parameter(w.clone(), requires_grad=False) for q, w in weights.items()})
+            if masks is not None and example is not None:
+                masks.fix(network, example, seed)
+            made.append(network)
         return made
 
     def mean_network(self) -> nn.Module:
         """The network that draws fill, with the means in their places."""
-        return self._prototype[0]
+        return self._prototype
 
     def reference(self) -> WeightDraws:
         """These draws, if they begin with that pair."""
@@ -148,52 +173,44 @@ class WeightDraws(Draws):
             return self
         pair = copy.copy(self)
         pair._dropout, pair._drops_out, pair._is_reference = False, False, True
-        drawn = bool(self._names)
+        drawn = self.weights.bytes_per_draw > 0
         pair.sampling, pair.samples = (Sampling.ANTITHETIC, 2) if drawn else (Sampling.EXACT, 1)
         pair.weights = self.weights.first_pair() if drawn else self.weights
         pair._mask_seeds, pair._stacks = self._mask_seeds[:1] * pair.samples, drawn
         pair.watch(())
         return pair
 
-    def _make_worker(self, remembers: bool = True) -> _Worker:
-        return _Worker(*_copied(*self._prototype), self._dropout, remembers, self._layers if remembers else ())
+    def _make_worker(self) -> _Worker:
+        return _Worker(*_copied(self._prototype, self._slots), self._dropout, self._layers)
 
 
-def first_pair(model: nn.Module) -> WeightDraws:
-    """The first two draws of a model's posteriors by seed 0, without dropout; its only pass if it has none."""
-    return WeightDraws(model, 2, 0, dropout=False, memory=PAIR_MEMORY, share=True)
+def own_copy(model: nn.Module, share: bool) -> nn.Module:
+    """The network with its posteriors, for nobody else; if asked, its parameters are those of the model."""
+    return _frozen(shared_copy(model) if share else deep_copy(model), share)
 
 
-def frozen(network: nn.Module, shared: bool) -> nn.Module:
+def _frozen(network: nn.Module, shared: bool) -> nn.Module:
     """The network in evaluation mode, with parameters that do not learn, unless they are shared with a model."""
     return network.eval() if shared else network.eval().requires_grad_(False)
 
 
 def _copied(network: nn.Module, slots: list[Slot]) -> tuple[nn.Module, list[Slot]]:
     """The network as an object of its own that shares its parameters, with the same places for weights."""
-    keep = {id(p): p for p in network.parameters()}
     names = {module: name for name, module in network.named_modules()}
-    copied = deep_copy(network, keep)
+    copied = shared_copy(network)
     return copied, [Slot(copied.get_submodule(names[slot.module]), slot.name, slot.posterior) for slot in slots]
 
 
 class _Worker:
     """A plain network that takes one draw of the weights after the other."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        slots: list[Slot],
-        dropout: bool | None,
-        remembers: bool,
-        layers: Sequence[Layer] = (),
-    ) -> None:
+    def __init__(self, network: nn.Module, slots: list[Slot], dropout: bool | None, layers: Sequence[Layer]) -> None:
         self.slots = slots
         self.network, self._masks = _with_masks(network, dropout)
         self._reader = Reader(self.network, layers)
         masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
         drawn = {slot.module for slot in slots} | set(masked)
-        self._memory = Remembering(self.network, drawn) if remembers and drawn else None
+        self._memory = Remembering(self.network, drawn) if drawn else None
 
     def one_by_one(
         self, batch: Tensor, weights: DrawnWeights, seeds: list[int], seen: list[Observed] | None
@@ -219,17 +236,6 @@ class _Worker:
         finally:
             self._let_go()
 
-    def followed(self, batch: Tensor, weights: DrawnWeights, names: dict[Posterior, str]) -> Followed:
-        """The outputs of the first draw, and its weights by name, which the outputs can be followed back to."""
-        drawn = {q: tensor.detach().requires_grad_() for q, tensor in next(iter(weights)).items()}
-        fill(self.slots, drawn)
-        if self._memory is not None:
-            self._memory.begin_draw(first=True)
-        try:
-            return self.network(batch), {names[q]: tensor for q, tensor in drawn.items()}
-        finally:
-            self._let_go()
-
     def _let_go(self) -> None:
         """Keep neither weights nor what a batch left behind: their memory must not wait for the garbage collector."""
         for module, name, _ in self.slots:
@@ -237,19 +243,6 @@ class _Worker:
         if self._memory is not None:
             self._memory.forget()
         self._reader.forget()
-
-    def fix_masks(self, example: Tensor, seed: int) -> None:
-        """Keep the dropout masks of this seed."""
-        if self._masks is None:
-            return
-        masked = [part for part in self.network.modules() if isinstance(part, MaskedDropout)]
-        self._masks.begin_draw(seed)
-        for part in masked:
-            part.fix = True
-        with torch.no_grad():
-            self.network(example.clone())
-        for part in masked:
-            part.fix = False
 
     def stacked(self, batch: Tensor, weights: Weights, seen: list[Observed] | None) -> Tensor | None:
         """All draws in one go by torch's vmap, which computes once what no draw touches; None if it cannot be done."""
@@ -292,7 +285,7 @@ class MeanDraws(WeightDraws):
         super().__init__(model, 1, 0, dropout=False, memory=0, share=share)
         self.sampling = Sampling.EXACT
         self.weights = DrawnWeights.at_mean(list(posteriors(model).values()))
-        self._is_reference = not self._names
+        self._is_reference = not self.weights.stacked
 
 
 class LocalDraws(Draws):
@@ -304,57 +297,37 @@ class LocalDraws(Draws):
         self.sampling = Sampling.INDEPENDENT if draws else Sampling.EXACT
         self._seeds = seeds_of(seed, self.samples)
         self._mask_seeds = seeds_of(seed + 1, self.samples)  # masks and noise from one seed would depend on each other
-        keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = frozen(deep_copy(model, keep), share)
+        self._prototype = own_copy(model, share)
         self._dropout = dropout
-        self._look = FirstLook(model)
-        self._workers: Workers[tuple[nn.Module, _SharedNoise, Masks | None]] = Workers()
+        self._workers: Workers[tuple[nn.Module, Masks | None]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One draw after the other."""
-        self._look(batch, lambda images: at_mean(self._prototype, images))
         given = _Unchanged(batch)
-        with self._workers.one(self._make_worker) as (network, noise, masks):
+        with self._workers.one(self._make_worker) as (network, masks):
             for seed, mask_seed in zip(self._seeds, self._mask_seeds, strict=True):
                 generator = torch.Generator("cpu").manual_seed(seed)
-                noise.generator = generator
                 if masks is not None:
                     masks.begin_draw(mask_seed)
-                with one_pass(generator), forced(network, noise):
+                with one_pass(generator), forced(network, _SharedNoise(generator)):
                     outputs = network(given())
                 yield checked(outputs, batch, network).unsqueeze(0)
 
-    def mean_network(self) -> nn.Module:
-        """Without its posteriors."""
-        return to_deterministic(self._prototype).eval()
-
-    def reference(self) -> WeightDraws:
-        """Draws of the same posteriors."""
-        return first_pair(self._prototype)
-
-    def _make_worker(self) -> tuple[nn.Module, _SharedNoise, Masks | None]:
-        network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})
-        network, masks = _with_masks(network, self._dropout)
-        return network, _SharedNoise(), masks
+    def _make_worker(self) -> tuple[nn.Module, Masks | None]:
+        return _with_masks(shared_copy(self._prototype), self._dropout)
 
 
+@dataclass(frozen=True)
 class _SharedNoise(Local):
     """The estimator ``local`` with the same noise for every image of a batch."""
 
     generator: torch.Generator
 
-    def __init__(self) -> None:
-        pass  # its base class is frozen
-
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
     def noise(self, output: Tensor) -> Tensor:
         """eps, with the shape of one image's output."""
         shape = output.shape[1:]
-        cpu = torch.device("cpu")
-        eps = standard_normal(shape.numel(), torch.float32, cpu, self.generator).view(1, *shape)
-        return eps.to(output.device, output.dtype).expand(output.shape)
+        eps = standard_normal(shape.numel(), torch.float32, output.device, self.generator).view(1, *shape)
+        return eps.to(output.dtype).expand(output.shape)
 
 
 class _Unchanged:

@@ -27,6 +27,17 @@ class Masks:
         """From here on the masks are those of this seed."""
         self.generator.manual_seed(seed)
 
+    def fix(self, network: nn.Module, example: Tensor, seed: int) -> None:
+        """Let the dropout layers of a network keep the masks of this seed, which are made for an example."""
+        masked = [part for part in network.modules() if isinstance(part, MaskedDropout)]
+        self.begin_draw(seed)
+        for part in masked:
+            part.fix = True
+        with torch.no_grad():
+            network(example.clone())
+        for part in masked:
+            part.fix = False
+
     def drawn_by(self, layer: _DropoutNd) -> MaskedDropout:
         """What takes the place of a dropout layer."""
         channels = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from dubito.convert.deterministic import fill, plain_network
 from dubito.errors import DubitoWarning, OptionError, ShapeError, choose
 from dubito.heads import Head, resolve_head
 from dubito.heads.split import AnyPrediction, Prediction, Sampling
@@ -28,7 +30,6 @@ from dubito.prediction.draws import Draws, LocalDraws, MeanDraws, WeightDraws
 from dubito.prediction.moments import MomentDraws
 from dubito.prediction.novelty import (
     FILE,
-    Meter,
     Novelty,
     Observed,
     find_layers,
@@ -41,6 +42,8 @@ from dubito.prediction.pooling import pool
 from dubito.prediction.weights import seeds_of
 from dubito.progress import track
 from dubito.runs.attached import data_of, require_data
+from dubito.variational.posterior import posteriors
+from dubito.variational.unused import looked_at, unused, warn_of_unused
 
 if TYPE_CHECKING:
     from dubito.decisions import Rule
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
 MEMORY = 1 << 30
 """Bytes of drawn weights that a predictor keeps unless asked."""
+FIRST_IMAGES = 8
+"""How many images the search for posteriors that are not used takes at most."""
 
 
 class Method(str, Enum):
@@ -57,6 +62,24 @@ class Method(str, Enum):
     LOCAL = "local"
     MOMENTS = "moments"
     MEAN = "mean"
+
+
+class _Meter:
+    """Measures the novelty of images in the features of two draws; threads can share it.
+
+    Attributes:
+        draws: they make the features; a prediction by the same draws has them already.
+        novelty: what was fitted.
+    """
+
+    def __init__(self, draws: WeightDraws, novelty: Novelty, device: torch.device) -> None:
+        self.draws = draws
+        self.novelty = replace(novelty, score=novelty.score.to(device))
+        draws.watch(novelty.layers)
+
+    def __call__(self, images: Tensor, seen: list[Observed]) -> Tensor:
+        """The novelty (N,) of images; `seen` may hold what a prediction by the meter's draws saw of them."""
+        return self.novelty(seen[0] if seen else self.draws.observed(images))
 
 
 class Predictor:
@@ -117,7 +140,7 @@ class Predictor:
         self.seed, self.batch_size, self.covariance = seed, batch_size, covariance
         self._members: list[Predictor] = []
         self._draws: Draws | None = None
-        self._meter: Meter | None = None
+        self._meter: _Meter | None = None
         self.rule: Rule | None = None
         source: Run | Path | None = None
         self.temperature = _temperature(model, calibrated)
@@ -143,6 +166,7 @@ class Predictor:
             self.samples = sum(member.samples for member in self._members)
         else:
             self.head = resolve_head(model, head)
+            self._model = weakref.ref(model)
             self._draws = _make_draws(model, samples, self.method, seed, dropout, memory, self.head, _share)
             self.samples = self._draws.samples
         if self.temperature is not None and not self.head.classifies:
@@ -273,7 +297,7 @@ class Predictor:
 
             fitted = fit(observe, layers, self._reference_head, chain([first], training), apart, seed, numbers)
         fitted = replace(fitted, notes={**(fitted.notes or {}), "weights": weights})
-        self._meter = Meter(draws, fitted, self.device)
+        self._meter = _Meter(draws, fitted, self.device)
         if self.rule is not None and self.rule.needs_novelty:
             self.rule = None
             warnings.warn(
@@ -304,11 +328,13 @@ class Predictor:
 
     def use_fitted(self, source: Run | Path, checkpoint: str = "best") -> None:
         """Take the novelty and the rule of a run, or those that were saved with a network in its folder."""
+        from dubito.decisions import find_rule
+
         if isinstance(source, Path):
             self.use_saved(source)
         else:
             self.use_novelty(source, checkpoint)
-            self.use_rule(source, checkpoint)
+            self.rule = find_rule(source, self.method, checkpoint)
 
     def use_novelty(self, run: Run, checkpoint: str = "best") -> None:
         """Use the novelty that was fitted for a run's weights, if there is one."""
@@ -317,13 +343,7 @@ class Predictor:
             return
         novelty = Novelty.load(file, self._reference_head)
         if novelty is not None and novelty.belongs_to(run.fingerprint(checkpoint)):
-            self._meter = Meter(self.reference(), novelty, self.device)
-
-    def use_rule(self, run: Run, checkpoint: str = "best") -> None:
-        """Use the rule that `dubito decide` fitted for a run's weights, if there is one for this method."""
-        from dubito.decisions import find_rule
-
-        self.rule = find_rule(run, self.method, checkpoint)
+            self._meter = _Meter(self.reference(), novelty, self.device)
 
     def fitted_files(self) -> dict[str, bytes]:
         """What was fitted, as the files that :func:`dubito.save` writes for its argument `predictor`."""
@@ -341,13 +361,13 @@ class Predictor:
         novelty, rule = Path(folder) / FILE, Path(folder) / RULE
         if novelty.exists() and self.head.classifies:
             found = Novelty.load(novelty, self._reference_head)
-            self._meter = None if found is None else Meter(self.reference(), found, self.device)
+            self._meter = None if found is None else _Meter(self.reference(), found, self.device)
         if rule.exists() and self.method == METHOD:
             self.rule = Rule.load(rule)
 
     def use(self, novelty: Novelty | None, rule: Rule | None = None) -> None:
         """Measure a novelty that was fitted for the same network, and decide by a rule."""
-        self._meter = None if novelty is None else Meter(self.reference(), novelty, self.device)
+        self._meter = None if novelty is None else _Meter(self.reference(), novelty, self.device)
         self.rule = rule
 
     @property
@@ -407,9 +427,12 @@ class Predictor:
 
     def _outputs(self, batch: Tensor, seen: list[Observed] | None = None) -> Iterator[Tensor]:
         assert self._draws is not None
+        batch, model = batch.to(self.device), self._model()
+        if model is not None and model not in looked_at:
+            _look_for_unused(model, batch)
         if isinstance(self._draws, WeightDraws) and seen is not None:
-            return self._draws.outputs(batch.to(self.device), seen)
-        return self._draws.outputs(batch.to(self.device))
+            return self._draws.outputs(batch, seen)
+        return self._draws.outputs(batch)
 
     def _batches(self, inputs: Tensor | Iterable[Any], progress: bool) -> Iterator[Tensor]:
         """Batches of at most `batch_size` images from a tensor or an iterable."""
@@ -455,6 +478,26 @@ def _images(item: Any) -> Tensor:
             "batches: tensors, or tuples that start with one."
         )
     return batch
+
+
+def _look_for_unused(model: nn.Module, batch: Tensor) -> None:
+    """Once for a model: name the posteriors that its outputs for a few images do not depend on."""
+    if torch.compiler.is_compiling():
+        return
+    looked_at.add(model)
+    if not (found := posteriors(model)):
+        return
+    means = {q: q.mean.detach().requires_grad_() for q in found.values()}
+    try:
+        network, slots = plain_network(model, share=True)
+        fill(slots, means)
+        with torch.enable_grad():
+            outputs = network.eval()(batch[:FIRST_IMAGES].clone())
+    except Exception:  # not all can be differentiated; what else is wrong with it, the prediction itself will say
+        return
+    if isinstance(outputs, Tensor):
+        names = unused(outputs, {name: means[q] for name, q in found.items()})
+        warn_of_unused(names, "The prediction", "they have posteriors, whose uncertainty it lacks", stacklevel=2)
 
 
 def _make_draws(

@@ -34,12 +34,15 @@ class Remembering:
         self._numbers: dict[int, int] = {}
         self._touched = False
         self._in_place = any(getattr(part, "inplace", False) for part in network.modules())
-        inside = {parent for parent in network.modules() if not drawn.isdisjoint(parent.modules())}
+        self._drawn = drawn
+        self._hooks = [module.register_forward_pre_hook(self._touch) for module in drawn]
         for module in drawn:
-            module.register_forward_pre_hook(self._touch)
             module.__dict__["_parameters"] = _Watched(module._parameters, self._touch)
-        for child in {child for parent in inside - drawn for child in _called(parent)} - inside:
-            child.forward = self._remembered(child, child.forward)
+        inside = {parent for parent in network.modules() if not drawn.isdisjoint(parent.modules())}
+        waiting = {child for parent in inside - drawn for child in _called(parent)} - inside
+        self._forwards = {child: child.forward for child in waiting}
+        for child, forward in self._forwards.items():
+            child.forward = self._remembered(child, forward)
 
     def begin_draw(self, first: bool) -> None:
         """A new draw of the same batch, or the first one of a new batch."""
@@ -47,10 +50,21 @@ class Remembering:
         self._numbers.clear()
         if first:
             self._calls.clear()
+        elif not self._calls:
+            self._retire()
 
     def forget(self) -> None:
         """The batch is done."""
         self._calls.clear()
+
+    def _retire(self) -> None:
+        """The first draw left nothing to remember, so that watching would cost and gain nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._drawn:
+            module.__dict__["_parameters"] = dict(module._parameters)
+        for child, forward in self._forwards.items():
+            child.forward = forward
 
     def _touch(self, *event: Any) -> None:
         self._touched = True

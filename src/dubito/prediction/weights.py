@@ -18,9 +18,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dubito.noise import standard_normal
 from dubito.softplus import at_least_single
-from dubito.variational.posterior import Posterior
+from dubito.variational.posterior import Posterior, standard_normal
 
 Weights = dict[Posterior, Tensor]
 Made = TypeVar("Made")
@@ -48,46 +47,47 @@ class DrawnWeights:
         samples: how many draws.
         seed: fixes them.
         memory: bytes that may be kept.
+
+    Attributes:
+        stacked: all draws (T, ...) of each posterior, if they are kept.
     """
 
     def __init__(self, posteriors: Sequence[Posterior], samples: int, seed: int, memory: int) -> None:
         self.samples = samples
         self._seeds = seeds_of(seed, -(-samples // 2))
-        kinds = dict.fromkeys((q.mean.dtype, q.mean.device) for q in posteriors if q.independent)
-        self._groups = [_Group.of([q for q in posteriors if q.independent and _kind(q) == kind]) for kind in kinds]
+        kinds: dict[tuple[torch.dtype, torch.device], list[Posterior]] = {}
+        for q in posteriors:
+            if q.independent:
+                kinds.setdefault((q.mean.dtype, q.mean.device), []).append(q)
+        self._groups = [_Group.of(group) for group in kinds.values()]
         # A posterior with dependent weights draws by itself; a copy stays as it is now.
         self._others = {q: copy.deepcopy(q).requires_grad_(False) for q in posteriors if not q.independent}
         size = sum(group.mean.numel() * group.dtype.itemsize for group in self._groups)
         size += sum(q.mean.numel() * q.mean.dtype.itemsize for q in self._others)
         self.bytes_per_draw = size
-        self._kept = self._keep() if 0 < size * samples <= memory else None
+        self.stacked: Weights | None = self._keep() if 0 < size * samples <= memory else None
 
     @classmethod
     def at_mean(cls, posteriors: Sequence[Posterior]) -> DrawnWeights:
         """One draw, which is the posterior mean."""
         drawn = cls(posteriors, 1, 0, 0)
-        drawn._kept = {q: q.mean.detach().clone().unsqueeze(0) for q in posteriors}
+        drawn.stacked = {q: q.mean.detach().clone().unsqueeze(0) for q in posteriors}
         return drawn
 
     def first_pair(self) -> DrawnWeights:
         """The first two draws of seed 0 of the same posteriors, kept in memory."""
         pair = copy.copy(self)
         pair.samples, pair._seeds = 2, seeds_of(0, 1)
-        pair._kept = pair._keep()
+        pair.stacked = pair._keep()
         return pair
-
-    @property
-    def stacked(self) -> Weights | None:
-        """All draws (T, ...) of each posterior, if they are kept."""
-        return self._kept
 
     def __iter__(self) -> Iterator[Weights]:
         """The weights of one draw after the other."""
-        if self._kept is None:
+        if self.stacked is None:
             yield from self._made()
         else:
             for number in range(self.samples):
-                yield {q: weights[number] for q, weights in self._kept.items()}
+                yield {q: weights[number] for q, weights in self.stacked.items()}
 
     @torch.no_grad()
     def _keep(self) -> Weights:
@@ -143,10 +143,6 @@ def _several_at_once(make: Callable[[int], Made], seeds: list[int]) -> Iterator[
             yield made
 
 
-def _kind(q: Posterior) -> tuple[torch.dtype, torch.device]:
-    return q.mean.dtype, q.mean.device
-
-
 @dataclass(frozen=True)
 class _Group:
     """Posteriors of independent weights of one type, end to end: a draw is one operation, however many there are."""
@@ -174,8 +170,7 @@ class _Group:
 
     def noise(self, generator: torch.Generator) -> Tensor:
         """Standard normal numbers, the same on every device."""
-        cpu = torch.device("cpu")
-        return standard_normal(self.mean.numel(), self.mean.dtype, cpu, generator).to(self.mean.device)
+        return standard_normal(self.mean.numel(), self.mean.dtype, self.mean.device, generator)
 
     def draw(self, noise: Tensor, sign: int, out: Tensor) -> None:
         """mu + sign * sigma * noise, into `out`."""

@@ -27,9 +27,8 @@ from typing_extensions import Unpack
 from dubito.errors import OptionError, ShapeError, choose, not_a_tensor
 from dubito.heads import CategoricalLikelihood, Head, get_head, resolve_head
 from dubito.heads.categorical import LabelOptions
-from dubito.variational.draws import one_pass
 from dubito.variational.kl import kl_divergence
-from dubito.variational.posterior import posteriors
+from dubito.variational.posterior import one_pass, posteriors
 from dubito.variational.unused import looked_at, unused, warn_of_unused
 
 

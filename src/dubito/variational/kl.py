@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import NonFiniteError, OptionError
-from dubito.variational.draws import drawn_groups
-from dubito.variational.posterior import Posterior, posteriors
+from dubito.variational.posterior import Posterior, drawn_groups, posteriors
 
 
 def kl_divergence(module: nn.Module, *, samples: int | None = None) -> Tensor:

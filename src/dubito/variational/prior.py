@@ -285,7 +285,7 @@ class PriorName(str, Enum):
     EMPIRICAL = "empirical"
 
 
-_BY_NAME: dict[PriorName, type[Prior]] = {
+PRIORS: dict[PriorName, type[Prior]] = {
     PriorName.STANDARD: GaussianPrior,
     PriorName.FAN_IN: FanInPrior,
     PriorName.LEARNED: LearnedPrior,
@@ -307,7 +307,7 @@ def make_prior(prior: float | str | Prior) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, str):
-        return _BY_NAME[choose(PriorName, prior, "prior")]()
+        return PRIORS[choose(PriorName, prior, "prior")]()
     if isinstance(prior, bool) or not isinstance(prior, (int, float)):
         raise OptionError(f"prior is {prior!r}, but must be a standard deviation, a name or a Prior.")
     if not (prior > 0 and math.isfinite(prior)):

@@ -14,8 +14,6 @@ from dubito.prediction.moments.linear import per_axis, same
 from dubito.prediction.moments.shape import unslide
 from dubito.prediction.moments.value import DRAWING, Activated, Moments, UnsupportedError, rule
 
-__all__: list[str] = []
-
 
 @rule("softplus")
 def _softplus(function: Any, x: Moments, beta: float = 1.0, threshold: float = 20.0) -> Moments:

@@ -29,21 +29,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.convert.copying import deep_copy
-from dubito.convert.deterministic import to_deterministic
+from dubito.convert.copying import shared_copy
 from dubito.errors import NonFiniteError, OptionError, ShapeError
-from dubito.estimators import Estimator, forced
+from dubito.estimators import Estimator
 from dubito.heads.points import gaussian_points
 from dubito.heads.split import Sampling
+from dubito.layers import forced
 from dubito.linear_map import LinearMap
-from dubito.prediction.draws import Draws, WeightDraws, first_pair, frozen
+from dubito.prediction.draws import Draws, Workers, own_copy
 from dubito.prediction.dropout import drawn_dropout
-from dubito.prediction.first_look import FirstLook, at_mean
 from dubito.prediction.moments import linear, nonlinear, shape  # noqa: F401  (their rules)
 from dubito.prediction.moments.gaussian import root, safe_sqrt
 from dubito.prediction.moments.linear import Weights
 from dubito.prediction.moments.value import RULES, Moments, UnsupportedError
-from dubito.prediction.workers import Workers
 from dubito.variational.kl import describe_non_finite
 from dubito.variational.posterior import Posterior, posteriors
 
@@ -89,15 +87,12 @@ class MomentDraws(Draws):
         self.samples = points + points % 2 if drops or posteriors(model) else 1
         self.sampling = Sampling.EXACT
         self._logits = sys.maxsize if every_logit else LOGITS
-        keep = {id(p): p for p in model.parameters()} if share else {}
-        self._prototype = frozen(deep_copy(model, keep), share)
+        self._prototype = own_copy(model, share)
         self._drops = [name for name, part in model.named_modules() if part in drops]
-        self._look = FirstLook(model)
         self._workers: Workers[tuple[nn.Module, Propagate]] = Workers()
 
     def outputs(self, batch: Tensor) -> Iterator[Tensor]:
         """One block of points (T, N, C)."""
-        self._look(batch, lambda images: at_mean(self._prototype, images))
         with self._workers.one(self._make_worker) as (network, propagate):
             given = batch.clone()  # it may be changed in place
             moments = logit_moments(network, given, propagate, logits=self._logits)
@@ -105,16 +100,8 @@ class MomentDraws(Draws):
             raise NonFiniteError(f"The model's outputs are not finite: {describe_non_finite(self._prototype)}")
         yield moments.points(self.samples)
 
-    def mean_network(self) -> nn.Module:
-        """Without its posteriors."""
-        return to_deterministic(self._prototype).eval()
-
-    def reference(self) -> WeightDraws:
-        """Draws of the same posteriors."""
-        return first_pair(self._prototype)
-
     def _make_worker(self) -> tuple[nn.Module, Propagate]:
-        network = deep_copy(self._prototype, {id(p): p for p in self._prototype.parameters()})
+        network = shared_copy(self._prototype)
         for name in self._drops:
             network.get_submodule(name).train()
         return network, Propagate()

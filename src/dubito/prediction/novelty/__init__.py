@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dubito.prediction.novelty.fitting import FEWEST, HELD_OUT_IMAGES, TRAINING_IMAGES, fit
 from dubito.prediction.novelty.layers import Layer, Observed, Observer, find_layers, multiplications
-from dubito.prediction.novelty.meter import Meter
-from dubito.prediction.novelty.novelty import FALSE_ALARM, FILE, Novelty
+from dubito.prediction.novelty.novelty import FALSE_ALARM, Novelty
 from dubito.prediction.novelty.scores import reference_numbers
+from dubito.runs.run import NOVELTY as FILE
 
 __all__ = [
     "FALSE_ALARM",
@@ -15,7 +15,6 @@ __all__ = [
     "HELD_OUT_IMAGES",
     "TRAINING_IMAGES",
     "Layer",
-    "Meter",
     "Novelty",
     "Observed",
     "Observer",

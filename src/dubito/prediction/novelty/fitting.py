@@ -23,8 +23,6 @@ from dubito.prediction.novelty.scores import (
 )
 from dubito.prediction.novelty.trial import Mark, marks
 
-__all__ = ["FEWEST", "HELD_OUT_IMAGES", "TRAINING_IMAGES", "Labelled", "fit"]
-
 TRAINING_IMAGES = 10_000
 """Training images that are looked at, at most."""
 HELD_OUT_IMAGES = 5_000

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dubito.convert.copying import deep_copy
+from dubito.convert.copying import shared_copy
 from dubito.errors import RunError
-
-__all__ = ["Layer", "Observed", "Observer", "Reader", "find_layers", "multiplications"]
 
 STAGES = 3
 """Stages of feature maps that are looked at, the last ones."""
@@ -123,7 +121,7 @@ class Observer(nn.Module):
 
     def __init__(self, network: nn.Module, layers: Sequence[Layer]) -> None:
         super().__init__()
-        self.network = deep_copy(network, {id(p): p for p in network.parameters()}).eval()
+        self.network = shared_copy(network).eval()
         self._reader = Reader(self.network, layers)
 
     def forward(self, images: Tensor) -> Observed:
@@ -219,7 +217,7 @@ def _stage(call: _Call) -> Layer:
 def _calls(network: nn.Module, images: Tensor) -> list[_Call]:
     """The calls of modules in the order of their ends: one tensor in, one tensor out, both with the images' axis."""
     found: list[_Call] = []
-    watched = deep_copy(network, {id(p): p for p in network.parameters()}).eval()
+    watched = shared_copy(network).eval()
     count = len(images)
 
     def note(name: str) -> Any:

@@ -18,9 +18,6 @@ from dubito.foreign import parse_json, read_tensors, reading
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Layer, Observed
 from dubito.prediction.novelty.scores import NEIGHBOURS, Entropy, Neighbours, NeighboursAndEnergy, Score, restored
-from dubito.runs.run import NOVELTY as FILE
-
-__all__ = ["FALSE_ALARM", "FILE", "Novelty"]
 
 FORMAT = 2
 """Of what a file holds; novelty that an earlier dubito fitted was measured in another way, and does not count."""

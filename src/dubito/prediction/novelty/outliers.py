@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["OUTLIERS", "each_kind", "outliers"]
-
 Maker = Callable[[Tensor, torch.Generator], Tensor]
 
 

@@ -24,18 +24,6 @@ from torch import Tensor, nn
 from dubito.heads import Head
 from dubito.prediction.novelty.layers import Observed
 
-__all__ = [
-    "ClassGaussians",
-    "Energy",
-    "Entropy",
-    "Neighbours",
-    "NeighboursAndEnergy",
-    "RelativeMahalanobis",
-    "Score",
-    "reference_numbers",
-    "restored",
-]
-
 NEIGHBOURS = 5
 """Which neighbour's distance counts."""
 NUMBERS = 1 << 20

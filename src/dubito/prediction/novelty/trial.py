@@ -30,8 +30,6 @@ from torch import Tensor
 from dubito.prediction.novelty.layers import Observed
 from dubito.prediction.novelty.scores import Score
 
-__all__ = ["Mark", "area", "found", "marks"]
-
 LARGEST_RATE = 0.05
 """The largest false-alarm rate of an alarm."""
 RATES = 25

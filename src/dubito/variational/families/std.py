@@ -10,8 +10,7 @@ from typing_extensions import Self
 
 from dubito import kernels
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
-from dubito.variational.draws import computed_once
-from dubito.variational.posterior import DiagonalPosterior, require_std
+from dubito.variational.posterior import DiagonalPosterior, computed_once, require_std
 from dubito.variational.prior import GaussianPrior
 
 SMALL = 1 << 16
@@ -40,7 +39,7 @@ class StdPosterior(DiagonalPosterior):
 
     @property
     def _wide_std(self) -> Tensor:
-        return computed_once(self, self.rho, lambda rho: softplus(at_least_single(rho)))
+        return computed_once(self, self.rho, _std_of)
 
     @property
     def log_std(self) -> Tensor:
@@ -50,10 +49,10 @@ class StdPosterior(DiagonalPosterior):
     def kl_divergence(self) -> Tensor:
         """KL[q || p]; against a Gaussian prior with one scale, by a kernel where there is one."""
         if isinstance(self.prior, GaussianPrior):
-            arguments = (self.mean, self.rho, self.prior.mean, self.prior.std)
+            arguments = (self.mean, self._wide_std, self.prior.mean, self.prior.std)
             kernel = kernels.find("gaussian_kl", *arguments)
             if kernel is not None:
-                divergence: Tensor = kernel(*arguments, self._wide_std)
+                divergence: Tensor = kernel(*arguments)
                 return divergence
         return super().kl_divergence()
 
@@ -63,26 +62,33 @@ class StdPosterior(DiagonalPosterior):
         groups: dict[object, list[Self]] = {}
         for q in found:
             groups.setdefault(q._joins(), []).append(q)
-        return [
-            q.kl_divergence() if len(group) == 1 else _joined(group) for group in groups.values() for q in group[:1]
-        ]
+        return [term for group in groups.values() for term in _joined(group)]
 
     def _joins(self) -> object:
         """What posteriors have in common that can be joined; the posterior itself if it cannot be."""
         prior, shape = self.prior, self.mean.shape
         if not isinstance(prior, GaussianPrior) or prior.mean.numel() > 1 or shape.numel() > SMALL:
             return self
-        if kernels.find("gaussian_kl", self.mean, self.rho, prior.mean, prior.std) is None:
+        if prior.std.numel() > 1 or not kernels.runs_eagerly(self.mean, self.rho, prior.mean, prior.std):
             return self
         return float(prior.mean), float(prior.std), self.mean.dtype, self.mean.device
 
 
-def _joined(group: Sequence[StdPosterior]) -> Tensor:
-    """KL of posteriors that have the first one's prior."""
-    mean, rho, std = (
-        torch.cat([part.flatten() for part in parts])
-        for parts in zip(*((q.mean, q.rho, q._wide_std) for q in group), strict=True)
-    )
-    prior = group[0].prior
-    divergence: Tensor = kernels.TABLE["gaussian_kl"].compute(mean, rho, prior.mean, prior.std, std)
-    return divergence
+def _std_of(rho: Tensor) -> Tensor:
+    return softplus(at_least_single(rho))
+
+
+def _joined(group: Sequence[StdPosterior]) -> list[Tensor]:
+    """KL of posteriors that have the first one's prior; each by itself where the kernel cannot take them together."""
+    if len(group) > 1:
+        mean, std = (
+            torch.cat([part.flatten() for part in parts])
+            for parts in zip(*((q.mean, q._wide_std) for q in group), strict=True)
+        )
+        prior = group[0].prior
+        assert isinstance(prior, GaussianPrior)
+        arguments = (mean, std, prior.mean, prior.std)
+        kernel = kernels.find("gaussian_kl", *arguments)
+        if kernel is not None:
+            return [kernel(*arguments)]
+    return [q.kl_divergence() for q in group]
