@@ -145,6 +145,12 @@ def test_a_function_gets_what_it_has_parameters_for(elsewhere: dict[str, str], m
         ("hf", {"activation": "softplus"}, r"activation is 'softplus', which hf:.*vit cannot have"),
         ("hf:vitt", {}, r"hf is 'vitt', but must be one of .*the nearest is 'vit', a folder with a config.json"),
         ("lenet5", {"bayesian": "nothing"}, r"only=nothing picks no layer"),
+        (
+            "lenet5",
+            {"bayesian": ""},
+            r"bayesian is '', but must be patterns of names such as 'layer4,fc', or all or last",
+        ),
+        ("lenet5", {"freeze": " , "}, r"freeze is ' , ', but must be patterns of names .*, or none\."),
         ("lenet5", {"freeze": "nothing"}, r"freeze is 'nothing', which is not the name of a module or parameter"),
         ("lenet5", {"bayesian": "last", "freeze": "*"}, r"bayesian is 'last', but all of these layers are frozen"),
         ("lenet5", {"inference": "frequentist", "bayesian": "last"}, r"bayesian only make sense with inference='vi'"),
@@ -169,3 +175,22 @@ def test_a_function_that_ignores_the_number_of_classes_is_told(tmp_path: Path, m
         dubito.errors.OptionError, match=r"wrong_outputs:f does not take 3 x 5 x 5 images: mat1 and mat2"
     ):
         build("wrong_outputs:f", CLASSES, 3, image_size=5)
+
+
+def test_what_the_code_of_a_user_raises_is_not_called_a_bug_of_dubito(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty_networks.py").write_text(
+        "def raises(num_classes, in_channels): raise RuntimeError('no such depth.\\nmore')\n"
+        "def needs_width(num_classes, width): pass\n"
+    )
+    (tmp_path / "unfinished_networks.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    called = r"when it was called with num_classes=3"
+    for name, sentence in {
+        "faulty_networks:raises": rf"raises failed {called}, in_channels=3: RuntimeError: no such depth\.$",
+        "faulty_networks:needs_width": rf"{called}: TypeError: needs_width\(\) missing 1 required .* 'width'\.$",
+        "unfinished_networks:f": r"but importing unfinished_networks failed: SyntaxError: ",
+    }.items():
+        with pytest.raises(dubito.errors.OptionError, match=sentence):
+            build(name, CLASSES, 3, image_size=5)

@@ -82,6 +82,14 @@ def test_files_that_hold_more_than_tensors_are_refused(tmp_path: Path, capsys: p
     with pytest.raises(DataError, match="it must contain only tensors"):
         read_weights(tmp_path / "evil.pth")
     assert capsys.readouterr().out == ""
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pth")
+    with pytest.raises(
+        DataError, match=r"whole\.pth, which holds an object of torch\.nn\.modules\.linear\.Linear: it must"
+    ):
+        read_weights(tmp_path / "whole.pth")
+    (tmp_path / "text.pth").write_text("hello")
+    with pytest.raises(DataError, match=r"text\.pth, which is no file of torch\.save, or a damaged one: it must"):
+        read_weights(tmp_path / "text.pth")
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(DataError, match="cannot be read"):
         read_weights(tmp_path / "text.safetensors")

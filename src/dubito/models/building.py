@@ -26,6 +26,9 @@ from dubito.variational.posterior import posteriors
 
 ALL, LAST, NONE = "all", "last", "none"
 
+_WORDS = {"bayesian": "all or last", "freeze": "none"}
+"""What options may be in place of patterns."""
+
 
 @remembered
 def build(
@@ -102,7 +105,7 @@ def build(
     if tensors is not None:
         fresh = load_weights(network, tensors, "init" if isinstance(init, Mapping) else str(init), classifier)
     if freeze != NONE:
-        freeze_parameters(network, _prefixed(patterns_of(freeze), network))
+        freeze_parameters(network, _patterns("freeze", freeze, network))
     network = _finished(network, plan, bayesian, classifier)
     network.left_fresh = fresh  # type: ignore[assignment]
     set_relative_std(network, relative_std)
@@ -206,7 +209,7 @@ def _choice(network: nn.Module, bayesian: str, classifier: str | None) -> list[s
         assert classifier is not None
         only = [classifier]
     else:
-        only = _prefixed(patterns_of(bayesian), network)
+        only = _patterns("bayesian", bayesian, network)
     if all(parameter.requires_grad for parameter in network.parameters()):
         return only
     picked = choose_parameters(network, only, False)
@@ -221,8 +224,13 @@ def _choice(network: nn.Module, bayesian: str, classifier: str | None) -> list[s
     return learning
 
 
-def _prefixed(patterns: list[str], network: nn.Module) -> list[str]:
-    """The patterns for a wrapped network, whose layers users know by the names that they have inside."""
+def _patterns(option: str, text: str, network: nn.Module) -> list[str]:
+    """The patterns of an option. Users know the layers of a wrapped network by the names that they have inside."""
+    patterns = patterns_of(text)
+    if not patterns:
+        raise OptionError(
+            f"{option} is {text!r}, but must be patterns of names such as 'layer4,fc', or {_WORDS[option]}."
+        )
     if not isinstance(network, Logits):
         return patterns
     return [pattern if pattern.startswith("model.") else f"model.{pattern}" for pattern in patterns]

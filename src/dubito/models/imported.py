@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from dubito.errors import OptionError
+from dubito.errors import DubitoError, OptionError
 from dubito.models.parts import Activation, Norm
 from dubito.models.registry import Inference, Plan
 
@@ -48,7 +48,15 @@ def imported(name: str) -> Callable[[Plan], nn.Module]:
     function = _function(name)
 
     def build(plan: Plan) -> nn.Module:
-        network = function(**_arguments(name, function, plan))
+        arguments = _arguments(name, function, plan)
+        try:
+            network = function(**arguments)
+        except DubitoError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise OptionError(
+                f"{name} failed when it was called with {_listed(arguments)}: {_reason(error)}"
+            ) from error
         if not isinstance(network, nn.Module):
             raise OptionError(f"{name} returned a {type(network).__name__}, but must return a torch.nn.Module.")
         return network
@@ -70,6 +78,8 @@ def _function(name: str) -> Callable[..., Any]:
             f"model is {name!r}, but Python finds no module {module}: run from the folder that it is in, or add that "
             "to PYTHONPATH."
         ) from None
+    except Exception as error:  # whatever the user's own code raises
+        raise OptionError(f"model is {name!r}, but importing {module} failed: {_reason(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise OptionError(
@@ -104,3 +114,15 @@ def _arguments(name: str, function: Callable[..., Any], plan: Plan) -> dict[str,
             raise OptionError(f"{refused[0]} is {asked[refused[0]]!r}, but {name} has no parameter {refused[0]}.")
         usual = {option: value for option, value in usual.items() if option in parameters}
     return {**usual, **asked}
+
+
+def _listed(arguments: dict[str, Any]) -> str:
+    """The names and plain values of arguments."""
+    shown = (f"{name}={value!r}" if isinstance(value, (int, float, str)) else name for name, value in arguments.items())
+    return ", ".join(shown) or "no arguments"
+
+
+def _reason(error: Exception) -> str:
+    """What somebody else's code raised, in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}." if lines else f"{type(error).__name__}."

@@ -40,6 +40,9 @@ MEANS = (
 )
 """Names of posterior means, and those of the weights that they are the means of."""
 
+OBJECT = re.compile(r"GLOBAL (\S+)")
+"""What torch names if a file holds more than tensors."""
+
 DRAWN = re.compile(r"(^|\.)(posteriors\.(weight|bias)|parametrizations\.\w+\.0\.posterior)\.")
 
 
@@ -135,10 +138,13 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Torch raises errors of many types, among them UnpicklingError for whatever is no tensor.
+        # Torch raises errors of many types, among them UnpicklingError for whatever is no tensor; what it advises then,
+        # to load the file with weights_only=False, is not safe.
+        found = OBJECT.search(str(error))
+        what = f"holds an object of {found[1]}" if found else "is no file of torch.save, or a damaged one"
         raise DataError(
-            f"init is {file}, which cannot be read ({' '.join(str(error).split())[:120]} ...): it must "
-            "contain only tensors, as torch.save(network.state_dict(), file) writes them."
+            f"init is {file}, which {what}: it must contain only tensors, as torch.save(network.state_dict(), file) "
+            "writes them."
         ) from None
     for _ in range(DEEPEST):
         if not isinstance(content, Mapping):
