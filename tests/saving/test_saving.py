@@ -15,7 +15,7 @@ import dubito
 from dubito.convert.pruning import sparsity
 from dubito.errors import OptionError, RunError
 from dubito.estimators import Weight, drawing_modules
-from dubito.evaluation.deciding import decide
+from dubito.evaluation.decisions import decide
 from dubito.heads import GaussianHead, KendallGalHead, SoftplusHead, resolve_head
 from dubito.runs.attached import data_of
 from dubito.runs.run import Run

@@ -12,8 +12,8 @@ import torch
 from dubito.data import add_pixel_noise, load
 from dubito.errors import RunError
 from dubito.evaluation.calibration import Conformal
-from dubito.evaluation.evaluated import Evaluated
-from dubito.evaluation.validating import NO_IMAGES, calibrate
+from dubito.evaluation.predictions import Evaluated
+from dubito.evaluation.validation import NO_IMAGES, calibrate
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
@@ -84,7 +84,7 @@ def test_what_is_usual_is_the_record_of_the_run_and_made_if_it_is_missing(served
     record = Run.open(folder).validation()
     made: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr("dubito.evaluation.validating.validate", lambda *given, **options: made.append(1))
+        patch.setattr("dubito.evaluation.validation.validate", lambda *given, **options: made.append(1))
         usual = find_usual(ServedModel(Run.open(folder), samples=2))
     assert not made  # nothing was predicted
     assert torch.equal(usual.record.prediction.probs, record.prediction.probs)

@@ -93,8 +93,8 @@ def decide(
     import torch
 
     from dubito.decisions import FILE
-    from dubito.evaluation.deciding import measure_on_test, open_test, rule_for
-    from dubito.evaluation.validating import validation_of
+    from dubito.evaluation.decisions import measure_on_test, open_test, rule_for
+    from dubito.evaluation.validation import validation_of
     from dubito.runs.run import Run
 
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
@@ -174,7 +174,7 @@ def _show(rule: Rule, measured: Measured | None) -> None:
 def _show_risks(rule: Rule, validation: Validation) -> None:
     """The error against the share of reviewed images, as a picture of bars."""
     from dubito.decisions.words import percent
-    from dubito.evaluation.reviewing import review
+    from dubito.evaluation.decisions import review
 
     prediction = validation.prediction
     doubt = SCORES[rule.score](prediction)

@@ -317,7 +317,7 @@ def _show_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _show_errors(metrics: dict[str, Any]) -> None:
-    from dubito.evaluation.chance import about_chance
+    from dubito.evaluation.summary import about_chance
 
     wrong = sum(sum(row) for row in metrics["confusion"]) - sum(row[i] for i, row in enumerate(metrics["confusion"]))
     _title(f"How well each uncertainty finds the {wrong:,} mistakes (AURC: risk-coverage area)")

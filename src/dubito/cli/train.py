@@ -337,7 +337,7 @@ def _warmup(config: TrainingConfig) -> str:
 
 
 def _summarize(run: Run) -> None:
-    from dubito.evaluation.familiarity import run_novelty
+    from dubito.evaluation.novelty import run_novelty
 
     for number, member in enumerate(run.members):
         _summarize_epochs(member.metrics(), f"Member {number + 1}: " if run.is_ensemble else "")

@@ -129,7 +129,7 @@ def risk_coverage(ax: Axes, errors: ArrayLike, uncertainties: Mapping[str, Array
     left, top = risk_window(wrong)
     for name, uncertainty in uncertainties.items():
         line: dict[str, Any] = {"color": COLORS.get(name, COLORS["ink"]), "linestyle": _DASHES.get(name, "-")}
-        ax.plot(*_risk_curve(_tensor(uncertainty), wrong, left), label=_spoken(name), **line)
+        ax.plot(*_risk_curve(_tensor(uncertainty), wrong, left), label=spoken(name), **line)
     ideal: dict[str, Any] = {"color": COLORS["muted"], "linewidth": 0.8, "linestyle": (0, (1, 2)), "label": "oracle"}
     ax.plot(*_risk_curve(wrong.double() + torch.linspace(0, 0.5, len(wrong)), wrong, left), **ideal)
     ax.set_xlim(left, 1)
@@ -206,11 +206,11 @@ def uncertainty_histogram(ax: Axes, groups: Mapping[str, ArrayLike], name: str =
         shares = np.histogram(np.clip(numbers, floor, top), edges)[0] / len(numbers)
         color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
         ax.stairs(shares, edges, fill=True, color=color, alpha=0.22, linewidth=0)
-        ax.stairs(shares, edges, color=color, linewidth=1.2, label=_spoken(group))
+        ax.stairs(shares, edges, color=color, linewidth=1.2, label=spoken(group))
     _logarithmic(ax, "x", floor, top)
     ax.set_ylim(bottom=0)
     _in_percent(ax.yaxis)
-    ax.set_xlabel(f"{_spoken(name)} uncertainty" if name in ("aleatoric", "epistemic") else _spoken(name))
+    ax.set_xlabel(f"{spoken(name)} uncertainty" if name in ("aleatoric", "epistemic") else spoken(name))
     ax.set_ylabel("share of the group")
     ax.legend()
 
@@ -230,7 +230,7 @@ def uncertainty_scatter(
         chosen = given == group
         color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
         x, y = (np.clip(v[chosen], *limits) for v, limits in zip((across, up), ranges, strict=True))
-        ax.scatter(x, y, s=4, color=color, alpha=0.55, linewidth=0, label=_spoken(group))
+        ax.scatter(x, y, s=4, color=color, alpha=0.55, linewidth=0, label=spoken(group))
     _logarithmic(ax, "x", *ranges[0])
     _logarithmic(ax, "y", *ranges[1])
     ax.set_xlabel("aleatoric uncertainty")
@@ -256,7 +256,7 @@ def noise_response(
         _in_percent(ax.yaxis)
     else:
         ax.set_ylim(bottom=0)
-    ax.set_ylabel(f"mean {_spoken(name)}" + (" uncertainty" if name in ("aleatoric", "epistemic") else ""))
+    ax.set_ylabel(f"mean {spoken(name)}" + (" uncertainty" if name in ("aleatoric", "epistemic") else ""))
 
 
 # ---- classes -------------------------------------------------------------------------------------------------------
@@ -449,7 +449,8 @@ def _tensor(values: ArrayLike) -> Tensor:
     return torch.from_numpy(_array(values))
 
 
-def _spoken(name: str) -> str:
+def spoken(name: str) -> str:
+    """What an uncertainty or a group of images is called in a figure."""
     return "1 − confidence" if name == "confidence" else _shortened(name.replace("_", " "), 24)
 
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from dubito.class_names import check_class_names
 from dubito.data import Dataset
 from dubito.errors import RunError
-from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import images_again
 from dubito.evaluation.noise import NoiseLevel
+from dubito.evaluation.predictions import Evaluated
 from dubito.files import write_atomically
 from dubito.foreign import parse_json, read_tensors, read_text, reading
 from dubito.runs.run import Run

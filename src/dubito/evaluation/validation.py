@@ -18,10 +18,9 @@ from dubito.data import Dataset, images_at_once, in_memory
 from dubito.errors import DubitoError, DubitoWarning, RunError
 from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
-from dubito.evaluation.drawn import draw, joined
-from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.noise import noisy_batches
+from dubito.evaluation.predictions import Evaluated, draw_piece, joined, put_together
 from dubito.evaluation.summary import measured
 from dubito.prediction import Prediction, Predictor
 from dubito.progress import progress_bar
@@ -66,9 +65,9 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
         predictor = Predictor(run.load(), SAMPLES, seed=SEED)
         predictor.use_novelty(run)  # but no rule: the run's is fitted to what is made here
-        drawn = draw(predictor, noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance))
-    part = joined(f"{held_out.name}/validation", images, labels, drawn)
-    made = record(part)
+        batches = noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance)
+        drawn = put_together([draw_piece(predictor, batches)])
+    made = record(joined(f"{held_out.name}/validation", images, labels, drawn))
     made = replace(made, calibration=replace(made.calibration, **origin))
     _keep(run, made)
     return made
@@ -76,10 +75,9 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
 
 def record(part: Evaluated, samples: int = SAMPLES) -> Validation:
     """The record of predictions of labelled images that training has not seen, by so many draws."""
-    assert part.labels is not None
-    shown = _examples(part.prediction, part.labels)
+    shown = _examples(part.prediction, part.truth)
     examples = in_memory(part.images[shown])
-    return Validation(part.prediction, part.labels, examples, shown, calibrate(part, samples))
+    return Validation(part.prediction, part.truth, examples, shown, calibrate(part, samples))
 
 
 def recorded(run: Run, validation: Validation) -> Evaluated:
@@ -89,8 +87,7 @@ def recorded(run: Run, validation: Validation) -> Evaluated:
 
 def calibrate(part: Evaluated, samples: int = SAMPLES) -> Calibration:
     """What is fitted to predictions of labelled images that training has not seen."""
-    assert part.labels is not None
-    prediction, labels = part.prediction, part.labels
+    prediction, labels = part.prediction, part.truth
     mistakes = int((~metrics.hits(prediction.probs, labels)).sum())
     coverage = suitable_coverage(mistakes, len(part))
     threshold = Conformal.fit(prediction.probs, labels, coverage, "lac").threshold
