@@ -10,8 +10,8 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.options import STDOUT, option
-from dubito.cli.rows import json_writer
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.output import json_writer
+from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
@@ -38,10 +38,7 @@ def bench(
     ] = "lenet5",
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in a batch.")] = 128,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the weights for a prediction.")] = 10,
-    threads: Annotated[
-        int | None,
-        option("N", "Threads of each process.", default="all cores", min=1),
-    ] = None,
+    threads: Annotated[int | None, option("N", "Threads of each process.", default="all cores", min=1)] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Most rounds of measurement.")] = 9,
     single: Annotated[
         bool,
@@ -99,7 +96,7 @@ def _cores() -> int:
 def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:
     titles = {"step": f"step of {batch_size}", "predict": f"{samples} draws of {batch_size}", "single": "1 image"}
     titles = {measure: title for measure, title in titles.items() if any(measure in by for by in found.ratios.values())}
-    columns = [Column(name), *(Column(title, number=True) for title in titles.values()), Column("memory", number=True)]
+    columns = [Column(name), *numbers(*titles.values(), "memory")]
     rows = []
     for system, by in found.ratios.items():
         memory = found.memory.get(system)

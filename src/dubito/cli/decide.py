@@ -10,8 +10,8 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import option, run_argument
-from dubito.cli.rows import require_writable
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.output import require_writable
+from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import DubitoError, OptionError, TargetError
 from dubito.harmless import say
 from dubito.scores import SCORES
@@ -35,10 +35,7 @@ BAR = 40
 
 
 def decide(
-    run: Annotated[
-        Path,
-        run_argument("Run folder that dubito train made."),
-    ],
+    run: Annotated[Path, run_argument("Run folder that dubito train made.")],
     max_error: Annotated[
         float | None,
         option("SHARE", "Goal: at most this share of errors among accepted images, such as 0.01."),
@@ -76,10 +73,7 @@ def decide(
             default="whichever does best on the validation images",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        option("NAME", "Where the data of the run is now, if it was moved."),
-    ] = None,
+    data: Annotated[str | None, option("NAME", "Where the data of the run is now, if it was moved.")] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -157,7 +151,7 @@ def _show(rule: Rule, measured: Measured | None) -> None:
     if measured is not None:
         parts[f"{measured.images:,} test images"] = measured
     say()
-    columns = (Column(""), *(Column(title, number=True) for title in ("accept", "wrong", "review", "unfamiliar")))
+    columns = (Column(""), *numbers("accept", "wrong", "review", "unfamiliar"))
     rows = [
         (
             name,
@@ -182,6 +176,6 @@ def _show_risks(rule: Rule, validation: Validation) -> None:
     found = review(doubt, prediction.label != validation.labels)
     largest = max(row.error for row in found) or 1.0
     say(f"\nShare of errors that remain if the most doubtful images (by {rule.score.replace('_', ' ')}) are reviewed:")
-    columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
+    columns = (*numbers("reviewed", "wrong"), Column(""))
     rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)

@@ -11,8 +11,8 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, option, require_choice
+from dubito.cli.output import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.predict import calibration_of, saved_temperature_of
-from dubito.cli.rows import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.terminal import examples, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say

@@ -29,7 +29,7 @@ from dubito.cli.options import (
     require_choice,
     run_argument,
 )
-from dubito.cli.rows import Table, writer
+from dubito.cli.output import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError
 from dubito.harmless import say

@@ -13,7 +13,7 @@ import typer
 
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
 from dubito.cli.options import Address, EngineName, GpusPerWorker, choose_engine, option
-from dubito.cli.rows import require_writable
+from dubito.cli.output import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
 from dubito.harmless import say
@@ -70,10 +70,7 @@ def reproduce(
         int | None,
         typer.Option(metavar="N", min=1, help="Threads of each process.", show_default="cores / jobs"),
     ] = None,
-    hours: Annotated[
-        float | None,
-        option("H", "Start no new epoch or cell after this many hours."),
-    ] = None,
+    hours: Annotated[float | None, option("H", "Start no new epoch or cell after this many hours.")] = None,
     runs: Annotated[
         Path | None,
         option("FOLDER", "Folder of the runs.", "--runs", "--out", default="runs/reproduction/BUDGET"),

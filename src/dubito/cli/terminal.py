@@ -22,6 +22,11 @@ class Column:
     fold: bool = False
 
 
+def numbers(*titles: str) -> list[Column]:
+    """Columns of numbers with these titles."""
+    return [Column(title, number=True) for title in titles]
+
+
 def examples(*commands: str, note: str = "") -> str:
     """What stands below a command's help: examples, and perhaps a note."""
     lines = [f"[bold]Example{'s' * (len(commands) > 1)}[/bold]", *(f"[cyan]{command}[/cyan]" for command in commands)]

@@ -11,7 +11,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.options import option
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.zoo import SCHEME, card, figures, find, names
@@ -30,10 +30,7 @@ def zoo(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show the card of this network.", show_default=False)
     ] = None,
-    out: Annotated[
-        Path | None,
-        option("FOLDER", "Copy this network into a new run folder."),
-    ] = None,
+    out: Annotated[Path | None, option("FOLDER", "Copy this network into a new run folder.")] = None,
     debug: Debug = False,
 ) -> None:
     """List the trained networks that come with dubito, with their figures on test images."""
@@ -51,7 +48,7 @@ def zoo(
 
 def _list() -> None:
     columns = [Column("name"), Column("data"), Column("method", fold=True)]
-    columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "novelty", "MB")]
+    columns += numbers("accuracy", "NLL", "ECE", "novelty", "MB")
     found = {name: figures(name) for name in names()}
     print_table(columns, [_row(name, of_one) for name, of_one in found.items()])
     say("\nAccuracy, negative log-likelihood and calibration error are measured on test images.")
