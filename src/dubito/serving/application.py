@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from http import HTTPStatus
@@ -24,10 +23,9 @@ from dubito.evaluation.thumbnails import data_uri
 from dubito.memory import give_back_memory
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
-from dubito.serving.changes import rotate, to_bytes
-from dubito.serving.decoding import count_pixels, decode_images
 from dubito.serving.documentation import STYLE, documentation
 from dubito.serving.guard import Access, Guard
+from dubito.serving.images import count_pixels, decode_images, rotate, to_bytes
 from dubito.serving.limits import Limits
 from dubito.serving.measuring import CONTENT_TYPE, Measures
 from dubito.serving.model import DRAWING, ServedModel
@@ -50,8 +48,6 @@ KINDS = {
 """The page's files; others are not served."""
 DECODERS = 2
 """Threads that decode images."""
-
-Points = Sequence[tuple[float | None, float | None]]
 
 
 class Service:
@@ -95,10 +91,9 @@ class Service:
         """The answer to a request; its upload is let go as soon as its images are decoded."""
         options = request.options
         method = self._method(request)
-        points = self._points(request)
         drawn = method in DRAWING
         with self.traffic.prepare():
-            images, previews = await self._decode(request, points, deadline)
+            images, previews = await self._decode(request, deadline)
             request.files.clear()
             upload.let_go()
             samples, seed = (options.samples or self.model.samples, options.seed or 0) if drawn else (1, 0)
@@ -110,7 +105,7 @@ class Service:
         except asyncio.TimeoutError:
             raise busy("The server is busy and had no answer in time; try again later.") from None
         answers = predictions(self.model, self.usual, options, predicted)
-        for answer, (noise, rotation) in zip(answers, points, strict=True):
+        for answer, (noise, rotation) in zip(answers, request.points, strict=True):
             answer |= {} if noise is None else {"noise": noise}
             answer |= {} if rotation is None else {"rotation": rotation}
         for answer, preview in zip(answers, previews, strict=False):
@@ -145,13 +140,7 @@ class Service:
                 f"at most {self.limits.max_draws:,}; ask for fewer.",
             )
 
-    @staticmethod
-    def _points(request: PredictionRequest) -> Points:
-        """Noise and rotation of each prediction."""
-        points = request.points
-        return points if len(request.files) == 1 else points * len(request.files)
-
-    async def _decode(self, request: PredictionRequest, points: Points, deadline: float) -> tuple[Tensor, list[str]]:
+    async def _decode(self, request: PredictionRequest, deadline: float) -> tuple[Tensor, list[str]]:
         """What `_prepare` gives, once its pixels have their turn."""
         loop = asyncio.get_running_loop()
         pixels = await loop.run_in_executor(self._decoders, count_pixels, request.files, self.limits.max_pixels)
@@ -161,18 +150,18 @@ class Service:
             raise busy("The server is busy with many large images; try again later.") from None
         self.traffic.grown |= pixels > LARGE
         try:
-            return await loop.run_in_executor(self._decoders, self._prepare, request, points)
+            return await loop.run_in_executor(self._decoders, self._prepare, request)
         finally:
             self._pixels.give(pixels)
 
-    def _prepare(self, request: PredictionRequest, points: Points) -> tuple[Tensor, list[str]]:
+    def _prepare(self, request: PredictionRequest) -> tuple[Tensor, list[str]]:
         """The images as the network takes them, and what they look like if that was asked for."""
         decoded = decode_images(request.files, self.model.data)
-        sources = decoded * len(points) if len(decoded) == 1 else decoded
+        sources = decoded * len(request.points) if len(decoded) == 1 else decoded
         seed = request.options.seed or 0
         changed = [
             add_pixel_noise(rotate(image, rotation or 0), noise or 0, torch.Generator().manual_seed(seed))
-            for image, (noise, rotation) in zip(sources, points, strict=True)
+            for image, (noise, rotation) in zip(sources, request.points, strict=True)
         ]
         previews = [data_uri(to_bytes(image)) for image in changed] if request.options.preview else []
         return self.model.prepare(torch.stack(changed)), previews

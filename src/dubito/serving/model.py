@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, normalize
+from dubito.data import DATASETS
 from dubito.decisions.stored import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
@@ -224,10 +224,6 @@ class ServedModel:
         """Float images (N, C, H, W) in [0, 1] as the network takes them."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.data.mean, self.data.std))
         return (images - mean) / std
-
-    def prepare_bytes(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) of bytes as the network takes them."""
-        return normalize(images, self.data.mean, self.data.std)
 
     def predict(self, jobs: Sequence[Job]) -> Predicted:
         """The prediction of all images of jobs with the same method, draws and seed, in their order."""
