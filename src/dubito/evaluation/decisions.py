@@ -10,7 +10,7 @@ from torch import Tensor
 from dubito.data import DATASETS, Dataset, images_at_once, status
 from dubito.decisions import DECISIONS, FILE, SCORES, Measured, Rule, find_rule, fit
 from dubito.decisions.binomial import upper_bound
-from dubito.decisions.stored import METHOD
+from dubito.decisions.rule import METHOD
 from dubito.errors import DataError
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.images import own_test_images

@@ -6,7 +6,6 @@ of all members are draws of one predictive distribution, in which every member c
 
 from __future__ import annotations
 
-import errno
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from dubito.evaluation.images import found_at, held_out_images, own_test_images,
 from dubito.evaluation.jobs import Job, Settings, predict_jobs
 from dubito.evaluation.noise import NoiseLevel, noise_level
 from dubito.evaluation.predictions import Evaluated, inputs_and_labels, predicted
-from dubito.evaluation.storage import read, write
+from dubito.evaluation.storage import if_writable, read, write
 from dubito.evaluation.summary import plain, summarize
 from dubito.evaluation.validation import NO_IMAGES, SAMPLES, SEED, recorded, validation_of
 from dubito.prediction import Predictor
@@ -82,12 +81,8 @@ class Evaluation:
         """Save it if the folder can be written, else warn: it will be evaluated again the next time."""
         if is_here(folder):
             return  # nobody expects a network that came with dubito to change
-        try:
+        with if_writable(folder, "evaluation"):
             self.save(folder)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            warnings.warn(f"{folder} cannot be written, so its evaluation is not kept.", DubitoWarning, stacklevel=2)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write evaluation.json and evaluation.safetensors into `folder`, each atomically."""

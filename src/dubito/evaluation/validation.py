@@ -5,9 +5,7 @@ The predictor is the default one: 10 draws of the best weights with seed 0. See 
 
 from __future__ import annotations
 
-import errno
 import math
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +13,13 @@ import torch
 from torch import Tensor
 
 from dubito.data import Dataset, images_at_once, in_memory
-from dubito.errors import DubitoError, DubitoWarning, RunError
+from dubito.errors import DubitoError, RunError
 from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.noise import noisy_batches
 from dubito.evaluation.predictions import Evaluated, draw_piece, joined, put_together
+from dubito.evaluation.storage import if_writable
 from dubito.evaluation.summary import measured
 from dubito.prediction import Prediction, Predictor
 from dubito.progress import progress_bar
@@ -69,7 +68,8 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
         drawn = put_together([draw_piece(predictor, batches)])
     made = record(joined(f"{held_out.name}/validation", images, labels, drawn))
     made = replace(made, calibration=replace(made.calibration, **origin))
-    _keep(run, made)
+    with if_writable(run.path, "validation record"):
+        run.write_validation(made)
     return made
 
 
@@ -120,17 +120,6 @@ def _scores(part: Evaluated) -> dict[str, Score]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _keep(run: Run, made: Validation) -> None:
-    try:
-        run.write_validation(made)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        warnings.warn(
-            f"{run.path} cannot be written, so its validation record is not kept.", DubitoWarning, stacklevel=4
-        )
 
 
 def _examples(prediction: Prediction, labels: Tensor) -> Tensor:

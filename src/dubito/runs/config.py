@@ -166,27 +166,9 @@ class TrainingConfig:
     tensorboard: bool = _setting(False, "Also write logs for TensorBoard into the run folder.")
 
     def __post_init__(self) -> None:
-        at_least = {
-            "members": 1,
-            "epochs": 1,
-            "batch_size": 1,
-            "samples": 1,
-            "validation_samples": 1,
-            "devices": 1,
-            "num_nodes": 1,
-            "crop": 0,
-            "workers": 1,
-            "size": 0,
-            "l2": 0,
-            "relative_std": 0,
-            "clip": 0,
-            "hessian_rate": 0,
-            "temperature": 0,
-            "warmup_epochs": 0,
-            "seed": 0,
-            "split_seed": -1,
-            "checkpoint_minutes": 0,
-        }
+        counts = ("members", "epochs", "batch_size", "samples", "validation_samples", "devices", "num_nodes", "workers")
+        rates = ("l2", "relative_std", "clip", "hessian_rate", "temperature", "warmup_epochs", "checkpoint_minutes")
+        at_least = {**dict.fromkeys(counts, 1), **dict.fromkeys(("crop", "size", "seed", *rates), 0), "split_seed": -1}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be at least {least}.")

@@ -239,10 +239,7 @@ class Run:
         """
         source = self.open_data(moved)
         trained, held_out = source.parts(self.config.validation_fraction, self.config.seed_of_split)
-        if len(trained) != self.data.num_data or source.class_names != self.data.class_names:
-            raise RunError(
-                f"{source.name} has changed since {self.path} was trained on it: the held-out images are unknown."
-            )
+        self._require_unchanged(source.name, len(trained), source.class_names)
         return trained, held_out
 
     def split(self, whole: Dataset) -> tuple[Tensor, Tensor]:
@@ -254,11 +251,12 @@ class Run:
         from dubito.data import split_validation
 
         kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed_of_split)
-        if len(kept) != self.data.num_data or whole.class_names != self.data.class_names:
-            raise RunError(
-                f"{whole.name} has changed since {self.path} was trained on it: the held-out images are unknown."
-            )
+        self._require_unchanged(whole.name, len(kept), whole.class_names)
         return kept, held_out
+
+    def _require_unchanged(self, name: str, kept: int, class_names: tuple[str, ...]) -> None:
+        if kept != self.data.num_data or class_names != self.data.class_names:
+            raise RunError(f"{name} has changed since {self.path} was trained on it: the held-out images are unknown.")
 
     def has_checkpoint(self, name: str) -> bool:
         """Whether `name`.safetensors exists."""

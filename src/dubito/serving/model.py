@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dubito.data import DATASETS
-from dubito.decisions.stored import METHOD, find_rule
+from dubito.decisions.rule import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
 from dubito.prediction.dropout import drawn_dropout
