@@ -12,7 +12,7 @@ They share the look and the files of :mod:`dubito.evaluation.style`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,10 +201,10 @@ def uncertainty_histogram(ax: Axes, groups: Mapping[str, ArrayLike], name: str =
     values = {group: _array(v) for group, v in groups.items() if len(_array(v))}
     floor, top = _log_range(np.concatenate(list(values.values())))
     edges = np.geomspace(floor, top, bins + 1)
-    others = iter(("ood", "mutual_information", "entropy"))
+    colors = _group_colors(values)
     for group, numbers in values.items():
         shares = np.histogram(np.clip(numbers, floor, top), edges)[0] / len(numbers)
-        color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
+        color = colors[group]
         ax.stairs(shares, edges, fill=True, color=color, alpha=0.22, linewidth=0)
         ax.stairs(shares, edges, color=color, linewidth=1.2, label=spoken(group))
     _logarithmic(ax, "x", floor, top)
@@ -225,10 +225,8 @@ def uncertainty_scatter(
     across, up = _array(aleatoric), _array(epistemic)
     given = np.asarray(groups)
     ranges = _log_range(across, decades=7), _log_range(up, decades=7)
-    others = iter(("ood", "mutual_information", "entropy"))
-    for group in order or tuple(dict.fromkeys(groups)):
+    for group, color in _group_colors(order or groups).items():
         chosen = given == group
-        color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
         x, y = (np.clip(v[chosen], *limits) for v, limits in zip((across, up), ranges, strict=True))
         ax.scatter(x, y, s=4, color=color, alpha=0.55, linewidth=0, label=spoken(group))
     _logarithmic(ax, "x", *ranges[0])
@@ -236,6 +234,13 @@ def uncertainty_scatter(
     ax.set_xlabel("aleatoric uncertainty")
     ax.set_ylabel("epistemic uncertainty")
     ax.legend(markerscale=2, handletextpad=0.2)
+
+
+def _group_colors(groups: Iterable[str]) -> dict[str, str]:
+    """The colour of each group: right and wrong have their own, others one after the other."""
+    others = iter(("ood", "mutual_information", "entropy"))
+    names = dict.fromkeys(groups)
+    return {name: COLORS[name if name in ("right", "wrong") else next(others, "muted")] for name in names}
 
 
 def noise_response(

@@ -89,7 +89,7 @@ class Service:
 
     async def answer(self, request: PredictionRequest, upload: Upload, deadline: float) -> dict[str, Any]:
         """The answer to a request; its upload is let go as soon as its images are decoded."""
-        options = request.options
+        options, points = request.options, request.points  # before the files, which are as many, are let go
         method = self._method(request)
         drawn = method in DRAWING
         with self.traffic.prepare():
@@ -105,7 +105,7 @@ class Service:
         except asyncio.TimeoutError:
             raise busy("The server is busy and had no answer in time; try again later.") from None
         answers = predictions(self.model, self.usual, options, predicted)
-        for answer, (noise, rotation) in zip(answers, request.points, strict=True):
+        for answer, (noise, rotation) in zip(answers, points, strict=True):
             answer |= {} if noise is None else {"noise": noise}
             answer |= {} if rotation is None else {"rotation": rotation}
         for answer, preview in zip(answers, previews, strict=False):

@@ -101,11 +101,10 @@ class Predictors:
 
     def _make_room(self, size: int) -> None:
         """Drop the predictors that were used longest ago, until there is room for one of so many bytes."""
-        while self._kept and (len(self._kept) >= self._most or self._bytes() + size > self._most_bytes):
+        while self._kept and (
+            len(self._kept) >= self._most or sum(map(self._bytes_of, self._kept)) + size > self._most_bytes
+        ):
             self._kept.popitem(last=False)
-
-    def _bytes(self) -> int:
-        return sum(map(self._bytes_of, self._kept))
 
     def _bytes_of(self, key: tuple[str, int, int]) -> int:
         method, samples, _ = key
