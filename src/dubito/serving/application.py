@@ -89,7 +89,7 @@ class Service:
 
     async def answer(self, request: PredictionRequest, upload: Upload, deadline: float) -> dict[str, Any]:
         """The answer to a request; its upload is let go as soon as its images are decoded."""
-        options, points = request.options, request.points  # before the files, which are as many, are let go
+        options, points = request.options, request.points
         method = self._method(request)
         drawn = method in DRAWING
         with self.traffic.prepare():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -112,7 +113,7 @@ class PredictionRequest:
     files: list[bytes]
     options: Options
 
-    @property
+    @cached_property
     def points(self) -> list[tuple[float | None, float | None]]:
         """Noise and rotation of each prediction: one image may have several, several have one each."""
         given: list[list[Any]] = [self.options.noise or [None], self.options.rotation or [None]]
