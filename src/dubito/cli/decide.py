@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import option, run_argument
 from dubito.cli.output import require_writable
-from dubito.cli.terminal import Column, examples, numbers, print_table
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import DubitoError, OptionError, TargetError
 from dubito.harmless import say
 from dubito.scores import SCORES
@@ -118,7 +117,7 @@ def decide(
     _show(rule, measured)
     _show_risks(rule, validation)
     say(f"\nThe rule is in {run / FILE}.")
-    say(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
+    say(f"Next: dubito predict {quoted(run)} IMAGES...")
 
 
 def usual_false_alarm(images: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import find_runs, option
-from dubito.cli.terminal import examples
+from dubito.cli.terminal import examples, quoted
 from dubito.harmless import say
 
 EXAMPLES = examples(
@@ -44,4 +43,4 @@ def ensemble(
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
     made = assemble(runs, out, progress=True)
     say(f"The ensemble of {made.config.members} is in {out}.")
-    say(f"Next: dubito report {shlex.quote(str(out))}")
+    say(f"Next: dubito report {quoted(out)}")

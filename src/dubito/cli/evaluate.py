@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from dubito.cli.options import (
     option,
 )
 from dubito.cli.output import json_writer, require_writable
-from dubito.cli.terminal import Column, examples, numbers, print_table
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import OptionError, RunError
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -194,7 +193,7 @@ def evaluate(
             say()
         show(found, top)
         say(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
-        say(f"Next: dubito report {shlex.quote(str(home))}")
+        say(f"Next: dubito report {quoted(home)}")
 
 
 def _levels(text: str) -> tuple[float, ...]:

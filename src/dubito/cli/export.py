@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, option, require_choice
 from dubito.cli.output import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.predict import calibration_of, saved_temperature_of
-from dubito.cli.terminal import examples, size
+from dubito.cli.terminal import examples, quoted, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -75,7 +74,7 @@ def export(
     require_choice("--what", what, (None, "draws", "moments", "mean"))
     file = out or Path(f"{place_for(run) if run.name else run.resolve()}{SUFFIXES[format]}")
     if file == STDOUT:
-        refuse_terminal("the file", f"dubito export {shlex.quote(str(run))} --out - > network{SUFFIXES[format]}")
+        refuse_terminal("the file", f"dubito export {quoted(run)} --out - > network{SUFFIXES[format]}")
     elif file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     else:
@@ -109,7 +108,7 @@ def export(
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     say(f"Wrote {file} ({size(file.stat().st_size)}).")
     if format == "onnx":
-        say(f"Next: dubito predict {shlex.quote(str(file))} IMAGES...")
+        say(f"Next: dubito predict {quoted(file)} IMAGES...")
 
 
 def _saved_fitted(folder: Path, network: nn.Module, drawn: bool, calibrated: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import Checkpoint, Samples, option, run_argument
 from dubito.cli.output import require_matplotlib, require_writable
-from dubito.cli.terminal import examples, numbers, print_table, size
+from dubito.cli.terminal import examples, numbers, print_table, quoted, size
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
@@ -166,7 +165,7 @@ def _warn_of_harm(measuring: _Measuring, sparsity: float, run: Path) -> None:
     offered = [level for level in OFFERED if level < sparsity]
     best = largest_harmless(offered, lambda level: measuring.harm(level).is_harmful)
     advice = (
-        f"the largest sparsity without harm is {best:g}: dubito prune {shlex.quote(str(run))} --sparsity {best:g}"
+        f"the largest sparsity without harm is {best:g}: dubito prune {quoted(run)} --sparsity {best:g}"
         if best
         else "no smaller sparsity that was tried is without harm"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -17,7 +16,7 @@ import typer
 
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
 from dubito.cli.options import Address, GpusPerWorker, choose_engine, option
-from dubito.cli.terminal import examples
+from dubito.cli.terminal import examples, quoted
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
@@ -238,7 +237,7 @@ def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
     except training.InterruptedTraining as stop:
         message = str(stop)
     except SystemExit:  # Lightning's answer to a second Ctrl-C
-        message = f"Stopped. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
+        message = f"Stopped. Continue from the last checkpoint with: dubito train --resume {quoted(folder)}"
     if is_main_process():
         say(message, err=True)
     # Not `typer.Exit`, after which "Interrupted." would be printed too.
@@ -346,7 +345,7 @@ def _summarize(run: Run) -> None:
     if (novelty := run_novelty(run)) is not None:
         _say(novelty.describe())
     _say(f"The run is in {run.path}.")
-    _say(f"Next: dubito report {_quoted(run.path)}, or dubito predict {_quoted(run.path)} IMAGES...")
+    _say(f"Next: dubito report {quoted(run.path)}, or dubito predict {quoted(run.path)} IMAGES...")
 
 
 def _summarize_epochs(rows: list[dict[str, float]], who: str) -> None:
@@ -378,10 +377,6 @@ def _of_mixture(run: Run) -> str:
         f"{found.calibration.accuracy:.2%}, NLL {nll(probs, labels):.4f}, ECE "
         f"{calibration_error(probs, labels):.4f}."
     )
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.options import option
-from dubito.cli.terminal import Column, examples, numbers, print_table
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.zoo import SCHEME, card, figures, find, names
@@ -79,4 +78,4 @@ def _copy(folder: Path, out: Path) -> None:
     with new_folder(out) as place:
         shutil.copytree(folder, place, dirs_exist_ok=True)
     say(f"The copy of {folder.name} is in {out}.")
-    say(f"Next: dubito predict {shlex.quote(str(out))} IMAGES...")
+    say(f"Next: dubito predict {quoted(out)} IMAGES...")
