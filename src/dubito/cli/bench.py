@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.options import STDOUT, option
+from dubito.cli.options import STDOUT, available_cores, option
 from dubito.cli.output import json_writer
 from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import OptionError
@@ -63,7 +62,7 @@ def bench(
         architecture(name)
     if not names:
         raise OptionError("--model is empty, but must name at least one network, such as lenet5.")
-    number = threads or _cores()
+    number = threads or available_cores()
     results: dict[str, Any] = {"batch_size": batch_size, "samples": samples, "threads": number, "networks": {}}
     for name in names:
         measures = measures_of(name, batch_size, repeats, SECONDS, samples=samples, single=single)
@@ -86,11 +85,6 @@ def bench(
     say(f"{number} threads. Costs are multiples of the frequentist twin's time, with quartiles.")
     if write:
         say(f"Everything is in {out}.")
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:

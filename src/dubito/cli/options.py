@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,6 +100,11 @@ def choose_device(name: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError):  # the latter if torch was built without
         raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- what carries the work: this process or a cluster ---------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
-from dubito.cli.options import Address, EngineName, GpusPerWorker, choose_engine, option
+from dubito.cli.options import Address, EngineName, GpusPerWorker, available_cores, choose_engine, option
 from dubito.cli.output import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
@@ -104,13 +104,12 @@ def reproduce(
         require_writable(place)
     code = 0
     if what != "document":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         given = os.environ.get("OMP_NUM_THREADS", "")
         carrier: Engine | None = None
         if engine == "local":
             choose_engine(engine, None, address, gpus_per_worker)  # an error if one of these is for ray
             jobs = jobs or 1
-            threads = threads or (int(given) if given.isdigit() else max(1, cores // jobs))
+            threads = threads or (int(given) if given.isdigit() else max(1, available_cores() // jobs))
         else:  # a worker for each cell, with as many cores as a cell has threads
             from dubito.engines import get_engine
 

@@ -88,7 +88,8 @@ def train(**given: Any) -> None:
         raise UsageError("--accept-changes can only be used with --resume")
     if resume is not None:
         others = {"preset": preset, "config": file, "out": out, **given}
-        _refuse_others([name for name, value in others.items() if value is not None])
+        if flags := " and ".join(_flag(name) for name, value in others.items() if value is not None):
+            raise UsageError(f"--resume uses the settings of the run, so {flags} cannot be given with it")
         _resume(Path(resume), accept_changes, engine)
     else:
         config = configure(preset or "default", file, **given)
@@ -104,7 +105,7 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
         return None
     for setting in ("devices", "num_nodes"):
         if given[setting] is not None:
-            raise UsageError(f"--{setting.replace('_', '-')} is for the engine local; the engine ray has --workers")
+            raise UsageError(f"{_flag(setting)} is for the engine local; the engine ray has --workers")
     from dubito.engines import RayEngine
 
     assert isinstance(engine, RayEngine)
@@ -156,10 +157,8 @@ def _shown(value: Any) -> str:
 train.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _refuse_others(names: list[str]) -> None:
-    if names:
-        flags = " and ".join("--" + name.replace("_", "-") for name in names)
-        raise UsageError(f"--resume uses the settings of the run, so {flags} cannot be given with it")
+def _flag(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEngine | None) -> None:

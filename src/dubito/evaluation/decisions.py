@@ -59,9 +59,8 @@ def predict_test(run: Run, test: Dataset, *, samples: int = 10, progress: bool =
     """The prediction and the labels of the run's test images."""
     predictor = Predictor(run, samples)
     with progress_bar("Predicting test images", len(test), shown=progress) as advance:
-        return predictor(
-            noisy_batches(test.images, run.data, 0.0, images_at_once(run.data.size), 0, advance)
-        ), test.labels
+        batches = noisy_batches(test.images, run.data, 0.0, images_at_once(run.data.size), 0, advance)
+        return predictor(batches), test.labels
 
 
 # ---- what a rule and review do to test images ---------------------------------------------------------------------
@@ -86,10 +85,10 @@ class Decided:
 
 def decided(evaluation: Evaluation) -> Decided | None:
     """What the rule of a single run does with the test images; None if there is no rule for such predictions."""
-    test, settings = evaluation.test, evaluation.metrics["settings"]
+    test = evaluation.test
     if len(evaluation.runs) != 1 or test.labels is None or test.temperature != 1:
         return None
-    rule = find_rule(evaluation.runs[0], settings.get("method", "weights"), settings["checkpoint"])
+    rule = find_rule(evaluation.runs[0], checkpoint=evaluation.metrics["settings"]["checkpoint"])
     if rule is None or not rule.suits(test.prediction):
         return None
     prediction = rule.apply(test.prediction)

@@ -57,7 +57,7 @@ class Finished:
 
     def facts(self) -> dict[str, Any]:
         """Settings, commit, hardware, seed and command of the training."""
-        environment = json.loads((self.run.path / "environment.json").read_text(encoding="utf-8"))
+        environment = self.run.environment()
         done = json.loads((self.run.path / "finished.json").read_text(encoding="utf-8"))
         given = self.run.config.to_dict()
         given |= {name: Path(given[name]).name for name in ("data", "init")}  # no path of this machine

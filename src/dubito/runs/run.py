@@ -98,12 +98,14 @@ class Run:
 
     def write_settings(self) -> None:
         """Write environment and configuration; the latter last, so that a folder that has it is a run."""
+        import yaml
+
         self.write("environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         if self.config.model.startswith("hf:"):
             from dubito.models.hugging_face import configuration
 
             self.write("network.json", json.dumps(configuration(self.config.model), indent=2) + "\n")
-        self.write("config.yaml", _to_yaml(self.settings()))
+        self.write("config.yaml", yaml.safe_dump(self.settings(), sort_keys=False, allow_unicode=True))
 
     def settings(self) -> dict[str, Any]:
         """What config.yaml holds, as plain values."""
@@ -410,12 +412,6 @@ def fitting(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
         if name in learning and floats and not bool(fit[name].isfinite().all()):
             raise ValueError(f"{name} has values that are not finite")
     return fit
-
-
-def _to_yaml(content: dict[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _digest(file: Path) -> str:

@@ -23,7 +23,7 @@ from dubito.evaluation.thumbnails import data_uri
 from dubito.memory import give_back_memory
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
-from dubito.serving.documentation import STYLE, documentation
+from dubito.serving.documentation import documentation
 from dubito.serving.guard import Access, Guard
 from dubito.serving.images import count_pixels, decode_images, rotate, to_bytes
 from dubito.serving.limits import Limits
@@ -39,11 +39,7 @@ KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
 }
 """The page's files; others are not served."""
 DECODERS = 2
@@ -227,17 +223,12 @@ def _add_model(app: FastAPI, service: Service, access: Access) -> None:
 
 def _add_page(app: FastAPI, service: Service) -> None:
     # Names are looked up here and never joined to a path: nothing else can be read.
-    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS} if PAGE.is_dir() else {}
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
     fresh = {"Cache-Control": "no-cache"}
 
-    def described(request: Request) -> Response:
-        return HTMLResponse(documentation(app, service.model, service.limits, str(request.base_url)), headers=fresh)
-
     @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        if "index.html" not in files:
-            return described(request)
-        return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
+    async def page() -> Response:
+        return await static("index.html")
 
     @app.get("/static/{name:path}", include_in_schema=False)
     async def static(name: str) -> Response:
@@ -251,11 +242,11 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return described(request)
+        return HTMLResponse(documentation(app, service.model, service.limits, str(request.base_url)), headers=fresh)
 
     @app.get("/docs.css", include_in_schema=False)
     async def style() -> Response:
-        return Response(STYLE, media_type=KINDS[".css"], headers=fresh)
+        return await static("docs.css")
 
 
 def _add_failures(app: FastAPI) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -135,7 +135,11 @@ async def parse_request(body: bytes, headers: Headers, limits: Limits) -> Predic
         raise RefusedError(415, f"{given}, but must be multipart/form-data or application/json.")
     if not files:
         raise RefusedError(400, "The request has no images: send at least one as 'images'.")
-    request = PredictionRequest(files, _options(fields))
+    try:
+        options = Options.model_validate(fields)
+    except ValidationError as error:
+        raise RefusedError(422, _sentence(error)) from None
+    request = PredictionRequest(files, options)
     _check(request, limits)
     return request
 
@@ -223,13 +227,6 @@ async def _from_form(body: bytes, headers: Headers, limits: Limits) -> tuple[lis
         await form.close()
     _check_count(len(files), limits)
     return files, fields
-
-
-def _options(fields: Mapping[str, Any]) -> Options:
-    try:
-        return Options.model_validate(fields)
-    except ValidationError as error:
-        raise RefusedError(422, _sentence(error)) from None
 
 
 def _sentence(error: ValidationError) -> str:

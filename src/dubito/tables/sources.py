@@ -88,10 +88,9 @@ class TableChunk(Chunk):
         images, names, truth = _table_columns(self.table)
         wanted = [name for name in dict.fromkeys((images, names, truth)) if name is not None]
         rows = _rows(self.table, file, self.group, wanted, self.start, self.count)
-        pictures = [
-            _fetched(picture) if isinstance(picture, str) and "://" in picture else picture
-            for picture in _pictures(rows[images])
-        ]
+        # A picture may be a structure that has bytes.
+        values = [value["bytes"] if isinstance(value, dict) else value for value in rows[images]]
+        pictures = [_fetched(value) if isinstance(value, str) and "://" in value else value for value in values]
         first = _group_starts(self.table)[self.group] + self.start
         named = rows[names] if names else [f"{self.table}/{first + row}" for row in range(self.count)]
         truths = rows[truth] if truth else [None] * self.count
@@ -414,11 +413,6 @@ def _unpacked_bytes(file: Any, group: int, columns: list[str]) -> int:
 def _require_bounded(count: int, most: int | None) -> None:
     if most is not None and count > most:
         raise ValueError(f"rows of it take {count} bytes, but may take {most}, see {variable('max_unpacked_bytes')}")
-
-
-def _pictures(column: list[Any]) -> list[Any]:
-    """The values of a column of images, which may be structures that have bytes."""
-    return [value["bytes"] if isinstance(value, dict) else value for value in column]
 
 
 @lru_cache(maxsize=64)
