@@ -20,7 +20,7 @@ from dubito.data import DATASETS, Dataset, open_dataset
 from dubito.engines import Engine, LocalEngine
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError
 from dubito.evaluation.calibration import fit_temperature
-from dubito.evaluation.images import found_at, held_out_images, own_test_images, place_of, test_images
+from dubito.evaluation.images import found_at, held_out_images, own_test_images, place_of, shown, test_images
 from dubito.evaluation.jobs import Job, Settings, predict_jobs
 from dubito.evaluation.noise import NoiseLevel, noise_level
 from dubito.evaluation.predictions import Evaluated, inputs_and_labels, predicted
@@ -246,11 +246,11 @@ def _evaluate_module(
     else:
         predictor = Predictor(network, options.samples, seed=options.seed, batch_size=options.batch_size)
         described = data_of(network)
-    test = predicted("test", predictor, inputs, labels, described)
+    test = predicted("test", shown(inputs, described), labels, predictor, inputs)
     held_out = replace(test, images=NO_IMAGES)[:0]
     if validation is not None:
-        held_out = predicted("validation", predictor, *inputs_and_labels(validation), described)
-        held_out = replace(held_out, images=NO_IMAGES)
+        inputs, labels = inputs_and_labels(validation)
+        held_out = predicted("validation", NO_IMAGES, labels, predictor, inputs)
     if calibrated:
         test, held_out = _calibrated({"test": test, "validation": held_out}).values()
     forward = perf_counter() - watch

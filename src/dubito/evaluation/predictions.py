@@ -13,12 +13,10 @@ from torch import Tensor
 from dubito.data import Images
 from dubito.data.dataset import chosen
 from dubito.errors import ShapeError
-from dubito.evaluation.images import shown
 from dubito.evaluation.intervals import units_of
 from dubito.harmless import printable
 from dubito.prediction import Prediction, Predictor, decompose, pool
 from dubito.prediction.calibrated import calibrate
-from dubito.runs.description import DataDescription
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,11 +200,9 @@ def joined(
     )
 
 
-def predicted(
-    name: str, predictor: Predictor, inputs: Sequence[Tensor], labels: Tensor, data: DataDescription | None
-) -> Evaluated:
-    """What a predictor says of batches of inputs, which `data` describes, so that they can be shown."""
-    return joined(name, shown(inputs, data), labels, put_together([draw_piece(predictor, inputs)]))
+def predicted(name: str, images: Images, labels: Tensor, predictor: Predictor, batches: Iterable[Tensor]) -> Evaluated:
+    """What a predictor says of batches of its inputs; `images` are what these look like."""
+    return joined(name, images, labels, put_together([draw_piece(predictor, batches)]))
 
 
 def inputs_and_labels(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:

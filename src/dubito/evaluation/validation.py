@@ -18,7 +18,7 @@ from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.noise import noisy_batches
-from dubito.evaluation.predictions import Evaluated, draw_piece, joined, put_together
+from dubito.evaluation.predictions import Evaluated, predicted
 from dubito.evaluation.storage import if_writable
 from dubito.evaluation.summary import measured
 from dubito.prediction import Prediction, Predictor
@@ -65,8 +65,8 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
         predictor = Predictor(run.load(), SAMPLES, seed=SEED)
         predictor.use_novelty(run)  # but no rule: the run's is fitted to what is made here
         batches = noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance)
-        drawn = put_together([draw_piece(predictor, batches)])
-    made = record(joined(f"{held_out.name}/validation", images, labels, drawn))
+        part = predicted(f"{held_out.name}/validation", images, labels, predictor, batches)
+    made = record(part)
     made = replace(made, calibration=replace(made.calibration, **origin))
     with if_writable(run.path, "validation record"):
         run.write_validation(made)

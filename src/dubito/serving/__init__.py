@@ -10,7 +10,7 @@
     answer.py          from a prediction to JSON
     guard.py           checks around every request: hosts, the key, headers, counting
     traffic.py         counts what is in work, what uploads take, and what is open, and makes room
-    measuring.py       the metrics of /metrics
+    metrics.py         the metrics of /metrics
     documentation.py   the page /docs
     application.py     the end points
     server.py          the process: sockets, signals, shutdown

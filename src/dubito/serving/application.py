@@ -27,7 +27,7 @@ from dubito.serving.documentation import documentation
 from dubito.serving.guard import Access, Guard
 from dubito.serving.images import count_pixels, decode_images, rotate, to_bytes
 from dubito.serving.limits import Limits
-from dubito.serving.measuring import CONTENT_TYPE, Measures
+from dubito.serving.metrics import CONTENT_TYPE, Measures
 from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dubito.serving.limits import Limits
-from dubito.serving.measuring import Measures
+from dubito.serving.metrics import Measures
 from dubito.serving.refusal import RefusedError
 from dubito.serving.traffic import Traffic
 

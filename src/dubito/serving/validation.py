@@ -18,6 +18,7 @@ from torch import Tensor
 from dubito.data import DATASETS, status
 from dubito.errors import DataError, RunError
 from dubito.evaluation.calibration import Conformal
+from dubito.evaluation.images import shown
 from dubito.evaluation.metrics import percentile
 from dubito.evaluation.predictions import inputs_and_labels, predicted
 from dubito.evaluation.thumbnails import data_uri
@@ -101,7 +102,8 @@ def find_usual(
     """What is usual for the model: its run's record, or one made of batches; an error says why there is none."""
     if batches is not None:
         inputs, labels = inputs_and_labels(batches)
-        part = predicted("validation", model.predictors("weights", model.samples), inputs, labels, model.data)
+        predictor = model.predictors("weights", model.samples)
+        part = predicted("validation", shown(inputs, model.data), labels, predictor, inputs)
         return Usual(record(part, samples=model.samples))
     run = model.run
     if run is None:
