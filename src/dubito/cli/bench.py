@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.options import STDOUT, available_cores, option
+from dubito.cli.options import STDOUT, available_cores, option, setting
 from dubito.cli.output import json_writer
 from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import OptionError
@@ -32,13 +32,11 @@ SECONDS = 20.0
 
 
 def bench(
-    model: Annotated[
-        str, typer.Option(metavar="NAMES", help="Networks: lenet5, alexnet or vgg16, separated by commas.")
-    ] = "lenet5",
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in a batch.")] = 128,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the weights for a prediction.")] = 10,
+    model: Annotated[str, setting("NAMES", "Networks: lenet5, alexnet or vgg16, separated by commas.")] = "lenet5",
+    batch_size: Annotated[int, setting("N", "Images in a batch.", min=1)] = 128,
+    samples: Annotated[int, setting("N", "Draws of the weights for a prediction.", min=1)] = 10,
     threads: Annotated[int | None, option("N", "Threads of each process.", default="all cores", min=1)] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Most rounds of measurement.")] = 9,
+    repeats: Annotated[int, setting("N", "Most rounds of measurement.", min=1)] = 9,
     single: Annotated[
         bool,
         typer.Option(

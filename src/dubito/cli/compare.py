@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import STDOUT, Bootstrap, Checkpoint, Data, Device, Seed, choose_device, find_runs, option
+from dubito.cli.options import (
+    STDOUT,
+    Bootstrap,
+    Checkpoint,
+    Data,
+    Device,
+    Seed,
+    choose_device,
+    find_runs,
+    option,
+    setting,
+)
 from dubito.cli.output import json_writer, require_matplotlib, require_writable
 from dubito.cli.terminal import Column, examples, numbers, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
@@ -53,7 +64,7 @@ def compare(
         ),
     ],
     data: Data = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights of each network.")] = 10,
+    samples: Annotated[int, setting("N", "Draws of the weights of each network.", min=1)] = 10,
     bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
     checkpoint: Checkpoint = "best",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import option, run_argument
+from dubito.cli.options import flag, option, run_argument, setting
 from dubito.cli.output import require_writable
 from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import DubitoError, OptionError, TargetError
@@ -52,7 +50,7 @@ def decide(
         option("COST", "Goal: least cost. Cost of a mistake that was accepted."),
     ] = None,
     cost_review: Annotated[float | None, option("COST", "Cost of a review, with --cost-wrong.")] = None,
-    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence of the guarantee.")] = 0.95,
+    confidence: Annotated[float, setting("SHARE", "Confidence of the guarantee.")] = 0.95,
     false_alarm: Annotated[
         float | None,
         option(
@@ -61,9 +59,7 @@ def decide(
             default="0.01 if the run has novelty and at least 99 validation images",
         ),
     ] = None,
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="Give a guarantee for each predicted class separately.")
-    ] = False,
+    per_class: Annotated[bool, flag("--per-class", "Give a guarantee for each predicted class separately.")] = False,
     score: Annotated[
         str | None,
         option(

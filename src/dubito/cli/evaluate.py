@@ -27,7 +27,9 @@ from dubito.cli.options import (
     choose_device,
     choose_engine,
     find_runs,
+    flag,
     option,
+    setting,
 )
 from dubito.cli.output import json_writer, require_writable
 from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
@@ -81,7 +83,7 @@ def evaluate(
             show_default=False,
         ),
     ],
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Evaluate the runs together, as one ensemble.")] = False,
+    ensemble: Annotated[bool, flag("--ensemble", "Evaluate the runs together, as one ensemble.")] = False,
     data: Data = None,
     samples: Samples = 10,
     ood: Annotated[
@@ -93,13 +95,9 @@ def evaluate(
     ] = None,
     noise: Annotated[
         str,
-        typer.Option(
-            metavar="LIST", help="Levels of pixel noise (standard deviations, for pixels from 0 to 1), or none."
-        ),
+        setting("LIST", "Levels of pixel noise (standard deviations, for pixels from 0 to 1), or none."),
     ] = "0,0.1,0.2,0.3",
-    noise_images: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of test images for the noise test; 0 for all.")
-    ] = 2000,
+    noise_images: Annotated[int, setting("N", "Number of test images for the noise test; 0 for all.", min=0)] = 2000,
     coverage: Annotated[
         float | None,
         option(
@@ -110,9 +108,7 @@ def evaluate(
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option(
-            "--calibrated", help="Evaluate calibrated probabilities (temperature scaling on validation images)."
-        ),
+        flag("--calibrated", "Evaluate calibrated probabilities (temperature scaling on validation images)."),
     ] = False,
     bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
@@ -129,9 +125,7 @@ def evaluate(
             default="the run folder, for zoo:NAME a folder NAME; for an ensemble, ensemble-NAMES beside the first run",
         ),
     ] = None,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of classes to show, worst first; 0 for all.")
-    ] = 10,
+    top: Annotated[int, setting("N", "Number of classes to show, worst first; 0 for all.", min=0)] = 10,
     batch_size: BatchSize = 256,
     engine: EngineName = "local",
     workers: Workers = None,

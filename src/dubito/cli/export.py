@@ -6,10 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, option, require_choice
+from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, flag, option, require_choice, setting
 from dubito.cli.output import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.predict import calibration_of, saved_temperature_of
 from dubito.cli.terminal import examples, quoted, size
@@ -43,9 +41,7 @@ def export(
         Path | None,
         option("FILE", "File to write; - sends it to stdout, and nothing else.", default="RUN.onnx or RUN.pt2"),
     ] = None,
-    format: Annotated[
-        str, typer.Option(metavar="NAME", help="File format: onnx, or torch (.pt2 of torch.export).")
-    ] = "onnx",
+    format: Annotated[str, setting("NAME", "File format: onnx, or torch (.pt2 of torch.export).")] = "onnx",
     what: Annotated[
         str | None,
         option(
@@ -61,7 +57,7 @@ def export(
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option("--calibrated", help="Calibrate the probabilities in the file, by the temperature of the run."),
+        flag("--calibrated", "Calibrate the probabilities in the file, by the temperature of the run."),
     ] = False,
     checkpoint: Checkpoint = "best",
     trust: Trust = False,

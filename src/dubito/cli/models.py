@@ -6,10 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug
-from dubito.cli.options import option
+from dubito.cli.options import option, setting
 from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.harmless import say
 
@@ -32,11 +30,9 @@ class _Layer:
 
 
 def models(
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network to show layer by layer.")] = None,
-    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")] = 10,
-    channels: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Channels of the images: 1 (gray) or 3 (colour).")
-    ] = 1,
+    model: Annotated[str | None, setting("NAME", "Network to show layer by layer.")] = None,
+    classes: Annotated[int, setting("N", "Number of classes.", min=1)] = 10,
+    channels: Annotated[int, setting("N", "Channels of the images: 1 (gray) or 3 (colour).", min=1)] = 1,
     size: Annotated[
         int | None,
         option("N", "Height and width of the images, in pixels.", default="the usual size of the network", min=1),

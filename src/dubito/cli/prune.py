@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import Checkpoint, Samples, option, run_argument
+from dubito.cli.options import Checkpoint, Samples, flag, option, run_argument
 from dubito.cli.output import require_matplotlib, require_writable
 from dubito.cli.terminal import examples, numbers, print_table, quoted, size
 from dubito.errors import OptionError
@@ -50,7 +48,7 @@ def prune(
         option("FOLDER", "Folder for the pruned run, or for the curve.", default="RUN-pruned-SHARE, or RUN"),
     ] = None,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
+        bool, flag("--curve", "Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
     ] = False,
     samples: Samples = 10,
     checkpoint: Checkpoint = "best",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
-from dubito.cli.options import Address, EngineName, GpusPerWorker, available_cores, choose_engine, option
+from dubito.cli.options import Address, EngineName, GpusPerWorker, available_cores, choose_engine, option, setting
 from dubito.cli.output import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
@@ -39,10 +39,9 @@ def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(WHATS[:-1])} or {WHATS[-1]}.")],
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="How much to compute: smoke (toy data), cpu (hours on two cores) or paper (the settings of "
-            "the paper).",
+        setting(
+            "NAME",
+            "How much to compute: smoke (toy data), cpu (hours on two cores) or paper (the settings of the paper).",
         ),
     ] = "cpu",
     only: Annotated[
@@ -55,20 +54,17 @@ def reproduce(
     ] = "",
     jobs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        setting(
+            "N",
+            "Cells to train at the same time, in one process each.",
             min=1,
-            help="Cells to train at the same time, in one process each.",
             show_default="1; with --engine ray as many as there are cores",
         ),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Threads of each process.", show_default="cores / jobs"),
-    ] = None,
+    threads: Annotated[int | None, setting("N", "Threads of each process.", min=1, show_default="cores / jobs")] = None,
     hours: Annotated[float | None, option("H", "Start no new epoch or cell after this many hours.")] = None,
     runs: Annotated[
         Path | None,
@@ -80,9 +76,9 @@ def reproduce(
     ] = None,
     document: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Markdown file written from the results.",
+        setting(
+            "FILE",
+            "Markdown file written from the results.",
             show_default=f"{DOCUMENT} for cpu, otherwise reproduction.md in the results folder",
         ),
     ] = None,

@@ -12,10 +12,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
-from dubito.cli.options import Address, GpusPerWorker, choose_engine, option
+from dubito.cli.options import Address, GpusPerWorker, choose_engine, flag, option, setting
 from dubito.cli.terminal import examples, quoted
 from dubito.errors import OptionError
 from dubito.harmless import say
@@ -59,18 +57,18 @@ PANELS = {
 FLAGS: dict[str, Any] = {
     "engine": Annotated[
         str,
-        typer.Option(
-            "--engine",
-            metavar="NAME",
-            help="Where to train: local (this machine, see --devices) or ray (a cluster, with --workers "
+        setting(
+            "NAME",
+            "Where to train: local (this machine, see --devices) or ray (a cluster, with --workers "
             "processes that share each batch).",
+            "--engine",
         ),
     ],
     "address": Address,
     "gpus_per_worker": GpusPerWorker,
     "accept_changes": Annotated[
         bool,
-        typer.Option("--accept-changes", help="With --resume: continue even if config.yaml was edited."),
+        flag("--accept-changes", "With --resume: continue even if config.yaml was edited."),
     ],
     "trust": Trust,
     "debug": Debug,
@@ -103,9 +101,9 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
     engine = choose_engine(name, workers, address, gpus)
     if name == "local":
         return None
-    for setting in ("devices", "num_nodes"):
-        if given[setting] is not None:
-            raise UsageError(f"{_flag(setting)} is for the engine local; the engine ray has --workers")
+    for other in ("devices", "num_nodes"):
+        if given[other] is not None:
+            raise UsageError(f"{_flag(other)} is for the engine local; the engine ray has --workers")
     from dubito.engines import RayEngine
 
     assert isinstance(engine, RayEngine)
