@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import (
     STDOUT,
@@ -16,8 +14,8 @@ from dubito.cli.options import (
     Device,
     Seed,
     choose_device,
-    find_runs,
     option,
+    runs_argument,
     setting,
 )
 from dubito.cli.output import json_writer, require_matplotlib, require_writable
@@ -57,12 +55,7 @@ SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 
 
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN", callback=find_runs, help="Two or more run folders, or folders of evaluated ensembles."
-        ),
-    ],
+    runs: Annotated[list[Path], runs_argument("Two or more run folders, or folders of evaluated ensembles.")],
     data: Data = None,
     samples: Annotated[int, setting("N", "Draws of the weights of each network.", min=1)] = 10,
     bootstrap: Bootstrap = 1000,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import find_runs, option
+from dubito.cli.options import option, runs_argument
 from dubito.cli.terminal import examples, quoted
 from dubito.harmless import say
 
@@ -22,15 +20,7 @@ EXAMPLES = examples(
 
 
 def ensemble(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            callback=find_runs,
-            help="Two or more run folders trained on the same data.",
-            show_default=False,
-        ),
-    ],
+    runs: Annotated[list[Path], runs_argument("Two or more run folders trained on the same data.")],
     out: Annotated[Path, option("FOLDER", "The new run folder.")],
     trust: Trust = False,
     debug: Debug = False,

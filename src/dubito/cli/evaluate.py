@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import (
     STDOUT,
@@ -26,9 +24,9 @@ from dubito.cli.options import (
     Workers,
     choose_device,
     choose_engine,
-    find_runs,
     flag,
     option,
+    runs_argument,
     setting,
 )
 from dubito.cli.output import json_writer, require_writable
@@ -74,15 +72,7 @@ OWN_FILES = (
 
 
 def evaluate(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            callback=find_runs,
-            help="Run folders, or zoo:NAME (dubito zoo lists them).",
-            show_default=False,
-        ),
-    ],
+    runs: Annotated[list[Path], runs_argument("Run folders, or zoo:NAME (dubito zoo lists them).")],
     ensemble: Annotated[bool, flag("--ensemble", "Evaluate the runs together, as one ensemble.")] = False,
     data: Data = None,
     samples: Samples = 10,

@@ -24,8 +24,13 @@ def run_argument(help: str) -> Any:
     return typer.Argument(metavar="RUN", callback=find, help=help, show_default=False)
 
 
-def find_runs(paths: Any) -> list[Path]:
-    """A list of run folders, zoo:NAME found. On Python 3.10 typer takes no `list[Path]` as a callback's parameter."""
+def runs_argument(help: str) -> Any:
+    """The same for several run folders."""
+    return typer.Argument(metavar="RUN", callback=_find_runs, help=help, show_default=False)
+
+
+def _find_runs(paths: Any) -> list[Path]:
+    # On Python 3.10 typer takes no `list[Path]` as a callback's parameter.
     return [find(path) for path in paths]
 
 
