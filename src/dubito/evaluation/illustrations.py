@@ -289,7 +289,7 @@ def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
 def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
     for name, index in chosen_images(evaluation).items():
-        rows = -(-len(index) // 3)
+        rows = -(-len(index) // figures.GALLERY_COLUMNS)
         yield Illustration(
             name,
             GALLERIES[name],
