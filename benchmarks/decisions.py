@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from dubito.decisions.fitting import planning_images
 from dubito.decisions.goals import Images, MaxError
 from dubito.decisions.scores import scores
-from dubito.evaluation.deciding import open_test, predict_test
-from dubito.evaluation.validating import validation_of
+from dubito.evaluation.decisions import open_test, predict_test
+from dubito.evaluation.validation import validation_of
 from dubito.files import write_atomically
 from dubito.prediction import Prediction
 from dubito.progress import track

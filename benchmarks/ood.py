@@ -23,9 +23,9 @@ from torch import Tensor
 
 from dubito.data import normalize
 from dubito.data.noise import add_pixel_noise
-from dubito.evaluation.familiarity import fit_novelty, run_novelty
 from dubito.evaluation.images import held_out_images, own_test_images, test_images
 from dubito.evaluation.metrics import separation
+from dubito.evaluation.novelty import fit_novelty, run_novelty
 from dubito.files import write_atomically
 from dubito.prediction import Prediction, Predictor
 from dubito.runs.run import Run

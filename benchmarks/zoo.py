@@ -26,10 +26,10 @@ from benchmarks.pages import with_table
 
 from dubito.data import Batches, Dataset, images_at_once
 from dubito.evaluation import Evaluation, evaluate
-from dubito.evaluation.deciding import decide
-from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.decisions import decide
 from dubito.evaluation.metrics import calibration_error, nll, separation
-from dubito.evaluation.validating import record, validate
+from dubito.evaluation.predictions import Evaluated
+from dubito.evaluation.validation import record, validate
 from dubito.files import new_folder, write_atomically
 from dubito.prediction import Predictor
 from dubito.prediction.novelty import FALSE_ALARM, FILE

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import dubito
-from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.predictions import Evaluated
 from dubito.harmless import printable, say, to_csv
 from dubito.prediction import decompose
 from dubito.progress import progress_bar

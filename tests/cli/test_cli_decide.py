@@ -13,8 +13,8 @@ import torch
 import dubito as package
 from dubito.decisions import Rule, find_rule
 from dubito.errors import DubitoWarning
-from dubito.evaluation.deciding import decide
-from dubito.evaluation.validating import validation_of
+from dubito.evaluation.decisions import decide
+from dubito.evaluation.validation import validation_of
 from dubito.runs.run import Run
 
 
@@ -42,7 +42,7 @@ def test_without_test_images_the_sentence_says_why_nothing_was_measured(
     dubito, own_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = type("Status", (), {"place": "absent"})()
-    monkeypatch.setattr("dubito.evaluation.deciding.status", lambda name: absent)
+    monkeypatch.setattr("dubito.evaluation.decisions.status", lambda name: absent)
     result = dubito("decide", own_run, "--review", 0.2, "--false-alarm", 0)
     assert result.code == 0, result.err
     rule = Rule.load(own_run / "decision.json")

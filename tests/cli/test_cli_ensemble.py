@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from dubito.data import normalize
 from dubito.exporting import OnnxModel
 from dubito.prediction import Predictor
 from dubito.runs.run import Run
@@ -31,10 +32,11 @@ def test_an_ensemble_is_trained_and_used_as_any_other_run(dubito) -> None:
     assert dubito("export", "two", "--out", "two.onnx").code == 0
     images = torch.randint(256, (3, 1, 32, 32), dtype=torch.uint8)
     served, exported = ServedModel(Run.open("two")), OnnxModel("two.onnx")
-    expected = Predictor(Run.open("two"))(served.prepare_bytes(images))
+    inputs = normalize(images, served.data.mean, served.data.std)
+    expected = Predictor(Run.open("two"))(inputs)
     assert bool((expected.epistemic > 0).all())
     torch.testing.assert_close(exported.predict(images).probs, expected.probs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(served.predictors("weights", 10)(served.prepare_bytes(images)).probs, expected.probs)
+    torch.testing.assert_close(served.predictors("weights", 10)(inputs).probs, expected.probs)
     assert served.rule is not None
 
     refused = dubito("prune", "two", "--sparsity", 0.5)

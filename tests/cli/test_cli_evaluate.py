@@ -40,7 +40,7 @@ def test_it_prints_tables_and_writes_what_the_library_finds(dubito, run: Path) -
 
 
 def test_an_uncertainty_that_finds_mistakes_by_chance_is_named(dubito, frequentist_run: Path, tmp_path: Path) -> None:
-    from dubito.evaluation.headline import cards
+    from dubito.evaluation.page import cards
 
     folder = shutil.copytree(frequentist_run, tmp_path / "plain")  # its epistemic uncertainty is 0 for every image
     result = dubito("evaluate", folder, *QUICK)

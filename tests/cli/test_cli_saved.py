@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import dubito as library
-from dubito.evaluation.deciding import decide
+from dubito.evaluation.decisions import decide
 from dubito.training import Run
 
 

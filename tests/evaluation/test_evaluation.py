@@ -15,7 +15,7 @@ import dubito
 from dubito.data import load, normalize, open_dataset, split_validation
 from dubito.errors import DataError, DubitoError, DubitoWarning, OptionError, RunError, ShapeError
 from dubito.evaluation import Evaluated, Evaluation, evaluate, metrics
-from dubito.evaluation.evaluating import _facts
+from dubito.evaluation.evaluation import _facts
 from dubito.evaluation.noise import noisy_batches
 from dubito.prediction import Predictor, pool
 from dubito.training import Run

@@ -11,9 +11,8 @@ from torch import Tensor
 import dubito
 from dubito.errors import OptionError
 from dubito.evaluation import Evaluated
-from dubito.evaluation.bootstrap import Sampled
+from dubito.evaluation.bootstrap import Sampled, Separations
 from dubito.evaluation.intervals import Measurement, covering, measure, student_quantile, units_of
-from dubito.evaluation.statistics import Separations
 from dubito.evaluation.summary import measured
 
 

@@ -11,11 +11,10 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.evaluation import metrics
-from dubito.evaluation.bootstrap import interval, replicate, resamples
+from dubito.evaluation.bootstrap import Statistics, interval, replicate, resamples
 from dubito.evaluation.calibration import Conformal, fit_temperature, set_metrics
 from dubito.evaluation.intervals import measure
-from dubito.evaluation.ranking import Ranking
-from dubito.evaluation.statistics import Statistics
+from dubito.evaluation.metrics import Ranking
 from dubito.evaluation.summary import plain
 
 

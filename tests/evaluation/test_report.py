@@ -15,8 +15,7 @@ from reported_runs import NASTY, QUICK, reported, shared, strange
 
 from dubito.errors import RunError
 from dubito.evaluation import Evaluation, evaluate, illustrations, report
-from dubito.evaluation.decided import decided
-from dubito.evaluation.deciding import decide
+from dubito.evaluation.decisions import decide, decided
 from dubito.evaluation.sections import _about_tables, _above, _most, _review_table
 from dubito.evaluation.thumbnails import choose_points, sheet
 from dubito.runs.run import Run

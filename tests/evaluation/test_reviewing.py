@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.stats import beta
 
+from dubito.evaluation.decisions import Reviewed, review
 from dubito.evaluation.metrics import risk_at, risk_coverage
-from dubito.evaluation.reviewing import Reviewed, review
 
 
 def test_rows_are_the_risk_coverage_curve_at_their_shares():

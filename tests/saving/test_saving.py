@@ -15,7 +15,7 @@ import dubito
 from dubito.convert.pruning import sparsity
 from dubito.errors import OptionError, RunError
 from dubito.estimators import Weight
-from dubito.evaluation.deciding import decide
+from dubito.evaluation.decisions import decide
 from dubito.heads import GaussianHead, KendallGalHead, SoftplusHead, resolve_head
 from dubito.layers import drawing_modules
 from dubito.runs.attached import data_of

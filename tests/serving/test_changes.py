@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dubito.data import add_pixel_noise, load
+from dubito.data import add_pixel_noise, load, normalize
 from dubito.errors import RunError
 from dubito.evaluation.calibration import Conformal
-from dubito.evaluation.evaluated import Evaluated
-from dubito.evaluation.validating import NO_IMAGES, calibrate
+from dubito.evaluation.predictions import Evaluated
+from dubito.evaluation.validation import NO_IMAGES, calibrate
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
 from dubito.serving.answer import verdict
-from dubito.serving.changes import rotate, to_bytes
+from dubito.serving.images import rotate, to_bytes
 from dubito.serving.model import ServedModel
 from dubito.serving.validation import Usual, find_usual
 
@@ -84,7 +84,7 @@ def test_what_is_usual_is_the_record_of_the_run_and_made_if_it_is_missing(served
     record = Run.open(folder).validation()
     made: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr("dubito.evaluation.validating.validate", lambda *given, **options: made.append(1))
+        patch.setattr("dubito.evaluation.validation.validate", lambda *given, **options: made.append(1))
         usual = find_usual(ServedModel(Run.open(folder), samples=2))
     assert not made  # nothing was predicted
     assert torch.equal(usual.record.prediction.probs, record.prediction.probs)
@@ -110,7 +110,7 @@ def test_conformal_sets_hold_the_truth_as_often_as_asked(served_run) -> None:
     model = ServedModel(Run.open(served_run))
     usual = find_usual(model)
     test = load("digits", "test")
-    probs = model.predictors("weights", model.samples)(model.prepare_bytes(test.images)).probs
+    probs = model.predictors("weights", model.samples)(normalize(test.images, model.data.mean, model.data.std)).probs
     sets = usual.conformal(0.8).sets(probs)
     covered = float(sets.gather(1, test.labels.unsqueeze(1)).double().mean())
     assert covered > 0.8 - 5 * math.sqrt(0.8 * 0.2 * (1 / 359 + 1 / 144))

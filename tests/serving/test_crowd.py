@@ -15,12 +15,11 @@ import pytest
 from dubito.errors import OptionError
 from dubito.runs.run import Run
 from dubito.serving.application import Service
-from dubito.serving.connections import GRACE, Connections
 from dubito.serving.limits import Limits
 from dubito.serving.model import ServedModel
 from dubito.serving.refusal import RefusedError
 from dubito.serving.server import bind, refuse_connections
-from dubito.serving.traffic import Pixels, Traffic, Upload
+from dubito.serving.traffic import GRACE, Connections, Pixels, Traffic, Upload
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import torch
 
 import dubito
 from dubito import cli
-from dubito.evaluation.deciding import decide
+from dubito.evaluation.decisions import decide
 from dubito.runs.run import Run
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Job

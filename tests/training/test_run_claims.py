@@ -14,7 +14,7 @@ from training_runs import SMALL, assert_identical, quiet, tensors
 
 from dubito import files
 from dubito.errors import DubitoWarning, RunError
-from dubito.evaluation.familiarity import fit_novelty
+from dubito.evaluation.novelty import fit_novelty
 from dubito.files import new_folder, write_atomically
 from dubito.runs.claim import claimed
 from dubito.threads import same_threads
@@ -157,8 +157,8 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_what_was_fitted_to_another_novelty_is_recognised(own_run: Path) -> None:
     from dubito.decisions import find_rule
-    from dubito.evaluation.deciding import decide
-    from dubito.evaluation.validating import validation_of
+    from dubito.evaluation.decisions import decide
+    from dubito.evaluation.validation import validation_of
     from dubito.prediction.novelty import FILE
 
     run = Run.open(own_run)

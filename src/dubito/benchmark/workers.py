@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from dubito.benchmark.systems import Frequentist, System
 from dubito.benchmark.work import PlainNetwork, Task, Work
 from dubito.errors import DubitoError
 from dubito.memory import keep_freed_memory
+from dubito.runs.environment import version_of
 
 Examination = Callable[[Callable[[], Any], nn.Module], Any]
 """Of an action, and the network that it uses."""
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, kind: type[System], threads: int) -> None:
         self.kind = kind
-        self.version = _version(kind.package)
+        self.version = version_of(kind.package)
         self.failure: str | None = None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
@@ -117,13 +117,6 @@ class Worker:
     def _fail(self, reason: str) -> NoReturn:
         self.failure = reason
         raise WorkerError(reason)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @contextmanager

@@ -74,21 +74,15 @@ def dubito(
         typer.echo(context.get_help())
 
 
-app.command("train", cls=Command, epilog=train.EXAMPLES)(train.train)
-app.command("predict", cls=Command, epilog=predict.EXAMPLES)(predict.predict)
-app.command("evaluate", cls=Command, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("decide", cls=Command, epilog=decide.EXAMPLES)(decide.decide)
-app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
-app.command("compare", cls=Command, epilog=compare.EXAMPLES)(compare.compare)
-app.command("reproduce", cls=Command, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command("ensemble", cls=Command, epilog=ensemble.EXAMPLES)(ensemble.ensemble)
-app.command("prune", cls=Command, epilog=prune.EXAMPLES)(prune.prune)
-app.command("export", cls=Command, epilog=export.EXAMPLES)(export.export)
-app.command("serve", cls=Command, epilog=serve.EXAMPLES)(serve.serve)
-app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
+COMMANDS = (
+    *(train, predict, evaluate, decide, report, compare, reproduce),
+    *(ensemble, prune, export, serve, bench, models, zoo),
+)
+"""The files of commands, in the order of the help; each has a function of its name."""
+for file in COMMANDS:
+    name = file.__name__.rpartition(".")[2]
+    app.command(name, cls=Command, epilog=file.EXAMPLES)(getattr(file, name))
 app.add_typer(data.app, name="data", cls=Group, epilog=data.EXAMPLES)
-app.command("models", cls=Command, epilog=models.EXAMPLES)(models.models)
-app.command("zoo", cls=Command, epilog=zoo.EXAMPLES)(zoo.zoo)
 
 
 def run(arguments: Sequence[str]) -> int:

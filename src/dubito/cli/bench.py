@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dubito.cli.failure import Debug
-from dubito.cli.options import STDOUT, option
-from dubito.cli.rows import json_writer
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.options import STDOUT, available_cores, option, setting
+from dubito.cli.output import json_writer
+from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
@@ -33,16 +32,11 @@ SECONDS = 20.0
 
 
 def bench(
-    model: Annotated[
-        str, typer.Option(metavar="NAMES", help="Networks: lenet5, alexnet or vgg16, separated by commas.")
-    ] = "lenet5",
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in a batch.")] = 128,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the weights for a prediction.")] = 10,
-    threads: Annotated[
-        int | None,
-        option("N", "Threads of each process.", default="all cores", min=1),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Most rounds of measurement.")] = 9,
+    model: Annotated[str, setting("NAMES", "Networks: lenet5, alexnet or vgg16, separated by commas.")] = "lenet5",
+    batch_size: Annotated[int, setting("N", "Images in a batch.", min=1)] = 128,
+    samples: Annotated[int, setting("N", "Draws of the weights for a prediction.", min=1)] = 10,
+    threads: Annotated[int | None, option("N", "Threads of each process.", default="all cores", min=1)] = None,
+    repeats: Annotated[int, setting("N", "Most rounds of measurement.", min=1)] = 9,
     single: Annotated[
         bool,
         typer.Option(
@@ -66,7 +60,7 @@ def bench(
         architecture(name)
     if not names:
         raise OptionError("--model is empty, but must name at least one network, such as lenet5.")
-    number = threads or _cores()
+    number = threads or available_cores()
     results: dict[str, Any] = {"batch_size": batch_size, "samples": samples, "threads": number, "networks": {}}
     for name in names:
         measures = measures_of(name, batch_size, repeats, SECONDS, samples=samples, single=single)
@@ -91,15 +85,10 @@ def bench(
         say(f"Everything is in {out}.")
 
 
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _print(name: str, found: Comparison, batch_size: int, samples: int) -> None:
     titles = {"step": f"step of {batch_size}", "predict": f"{samples} draws of {batch_size}", "single": "1 image"}
     titles = {measure: title for measure, title in titles.items() if any(measure in by for by in found.ratios.values())}
-    columns = [Column(name), *(Column(title, number=True) for title in titles.values()), Column("memory", number=True)]
+    columns = [Column(name), *numbers(*titles.values(), "memory")]
     rows = []
     for system, by in found.ratios.items():
         memory = found.memory.get(system)

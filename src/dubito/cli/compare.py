@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import STDOUT, Bootstrap, Checkpoint, Data, Device, Seed, choose_device, find_runs, option
-from dubito.cli.rows import json_writer, require_matplotlib, require_writable
-from dubito.cli.terminal import Column, examples, print_table, terminal_width
+from dubito.cli.options import (
+    STDOUT,
+    Bootstrap,
+    Checkpoint,
+    Data,
+    Device,
+    Seed,
+    choose_device,
+    option,
+    runs_argument,
+    setting,
+)
+from dubito.cli.output import json_writer, require_matplotlib, require_writable
+from dubito.cli.terminal import Column, examples, numbers, print_table, terminal_width
 from dubito.errors import DataError, OptionError, RunError
 from dubito.harmless import say
 
@@ -46,14 +55,9 @@ SMALL = ("aleatoric", "epistemic", "errors/entropy/aurc")
 
 
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN", callback=find_runs, help="Two or more run folders, or folders of evaluated ensembles."
-        ),
-    ],
+    runs: Annotated[list[Path], runs_argument("Two or more run folders, or folders of evaluated ensembles.")],
     data: Data = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights of each network.")] = 10,
+    samples: Annotated[int, setting("N", "Draws of the weights of each network.", min=1)] = 10,
     bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
     checkpoint: Checkpoint = "best",
@@ -169,16 +173,10 @@ def _show(found: Comparison) -> None:
     rows = [row for row in found.rows if row.metric in TITLES]
     width = terminal_width()
     shown = rows if width is None or width >= 100 else [row for row in rows if row.metric in NARROW]
-    columns = [Column("run", fold=True), *(Column(TITLES[row.metric], number=True) for row in shown)]
+    columns = [Column("run", fold=True), *numbers(*(TITLES[row.metric] for row in shown))]
     print_table(columns, [[name, *(_cell(row, index) for row in shown)] for index, name in enumerate(found.names)])
     say(f"\nDifferences from {found.names[0]}, with paired 95 % intervals")
-    columns = [
-        Column("run", fold=True),
-        Column("metric"),
-        Column("difference", number=True),
-        Column("interval", number=True),
-        Column(""),
-    ]
+    columns = [Column("run", fold=True), Column("metric"), *numbers("difference", "interval"), Column("")]
     print_table(columns, [_difference(name, row, i) for i, name in enumerate(found.names) if i for row in rows])
 
 

@@ -8,7 +8,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.help import Command, Group
-from dubito.cli.terminal import Column, examples, print_table, size
+from dubito.cli.terminal import Column, examples, numbers, print_table, size
 from dubito.harmless import say
 
 if TYPE_CHECKING:
@@ -36,15 +36,8 @@ def list_(debug: Debug = False) -> None:
     """List the data sets with their sizes, and where they are on this machine."""
     from dubito.data import DATASETS, status
 
-    columns = (
-        Column("name"),
-        Column("classes", number=True),
-        Column("image"),
-        Column("train", number=True),
-        Column("test", number=True),
-        Column("download", number=True),
-        Column("on disk"),
-    )
+    counts = numbers("train", "test", "download")
+    columns = (Column("name"), *numbers("classes"), Column("image"), *counts, Column("on disk"))
     found = {name: status(name) for name in DATASETS}
     rows = [
         (

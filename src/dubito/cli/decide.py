@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import option, run_argument
-from dubito.cli.rows import require_writable
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.options import flag, option, run_argument, setting
+from dubito.cli.output import require_writable
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import DubitoError, OptionError, TargetError
 from dubito.harmless import say
 from dubito.scores import SCORES
@@ -35,10 +32,7 @@ BAR = 40
 
 
 def decide(
-    run: Annotated[
-        Path,
-        run_argument("Run folder that dubito train made."),
-    ],
+    run: Annotated[Path, run_argument("Run folder that dubito train made.")],
     max_error: Annotated[
         float | None,
         option("SHARE", "Goal: at most this share of errors among accepted images, such as 0.01."),
@@ -56,7 +50,7 @@ def decide(
         option("COST", "Goal: least cost. Cost of a mistake that was accepted."),
     ] = None,
     cost_review: Annotated[float | None, option("COST", "Cost of a review, with --cost-wrong.")] = None,
-    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence of the guarantee.")] = 0.95,
+    confidence: Annotated[float, setting("SHARE", "Confidence of the guarantee.")] = 0.95,
     false_alarm: Annotated[
         float | None,
         option(
@@ -65,9 +59,7 @@ def decide(
             default="0.01 if the run has novelty and at least 99 validation images",
         ),
     ] = None,
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="Give a guarantee for each predicted class separately.")
-    ] = False,
+    per_class: Annotated[bool, flag("--per-class", "Give a guarantee for each predicted class separately.")] = False,
     score: Annotated[
         str | None,
         option(
@@ -76,10 +68,7 @@ def decide(
             default="whichever does best on the validation images",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        option("NAME", "Where the data of the run is now, if it was moved."),
-    ] = None,
+    data: Annotated[str | None, option("NAME", "Where the data of the run is now, if it was moved.")] = None,
     trust: Trust = False,
     debug: Debug = False,
 ) -> None:
@@ -93,8 +82,8 @@ def decide(
     import torch
 
     from dubito.decisions import FILE
-    from dubito.evaluation.deciding import measure_on_test, open_test, rule_for
-    from dubito.evaluation.validating import validation_of
+    from dubito.evaluation.decisions import measure_on_test, open_test, rule_for
+    from dubito.evaluation.validation import validation_of
     from dubito.runs.run import Run
 
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
@@ -124,7 +113,7 @@ def decide(
     _show(rule, measured)
     _show_risks(rule, validation)
     say(f"\nThe rule is in {run / FILE}.")
-    say(f"Next: dubito predict {shlex.quote(str(run))} IMAGES...")
+    say(f"Next: dubito predict {quoted(run)} IMAGES...")
 
 
 def usual_false_alarm(images: int) -> float:
@@ -157,7 +146,7 @@ def _show(rule: Rule, measured: Measured | None) -> None:
     if measured is not None:
         parts[f"{measured.images:,} test images"] = measured
     say()
-    columns = (Column(""), *(Column(title, number=True) for title in ("accept", "wrong", "review", "unfamiliar")))
+    columns = (Column(""), *numbers("accept", "wrong", "review", "unfamiliar"))
     rows = [
         (
             name,
@@ -174,7 +163,7 @@ def _show(rule: Rule, measured: Measured | None) -> None:
 def _show_risks(rule: Rule, validation: Validation) -> None:
     """The error against the share of reviewed images, as a picture of bars."""
     from dubito.decisions.words import percent
-    from dubito.evaluation.reviewing import review
+    from dubito.evaluation.decisions import review
 
     prediction = validation.prediction
     doubt = SCORES[rule.score](prediction)
@@ -182,6 +171,6 @@ def _show_risks(rule: Rule, validation: Validation) -> None:
     found = review(doubt, prediction.label != validation.labels)
     largest = max(row.error for row in found) or 1.0
     say(f"\nShare of errors that remain if the most doubtful images (by {rule.score.replace('_', ' ')}) are reviewed:")
-    columns = (Column("reviewed", number=True), Column("wrong", number=True), Column(""))
+    columns = (*numbers("reviewed", "wrong"), Column(""))
     rows = [(percent(row.share), percent(row.error), "#" * round(BAR * row.error / largest)) for row in found]
     print_table(columns, rows)

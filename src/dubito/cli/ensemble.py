@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import find_runs, option
-from dubito.cli.terminal import examples
+from dubito.cli.options import option, runs_argument
+from dubito.cli.terminal import examples, quoted
 from dubito.harmless import say
 
 EXAMPLES = examples(
@@ -23,15 +20,7 @@ EXAMPLES = examples(
 
 
 def ensemble(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            callback=find_runs,
-            help="Two or more run folders trained on the same data.",
-            show_default=False,
-        ),
-    ],
+    runs: Annotated[list[Path], runs_argument("Two or more run folders trained on the same data.")],
     out: Annotated[Path, option("FOLDER", "The new run folder.")],
     trust: Trust = False,
     debug: Debug = False,
@@ -44,4 +33,4 @@ def ensemble(
     torch.set_flush_denormal(True)  # softplus outputs underflow to denormals, which cost a CPU several times more
     made = assemble(runs, out, progress=True)
     say(f"The ensemble of {made.config.members} is in {out}.")
-    say(f"Next: dubito report {shlex.quote(str(out))}")
+    say(f"Next: dubito report {quoted(out)}")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import (
@@ -27,11 +24,13 @@ from dubito.cli.options import (
     Workers,
     choose_device,
     choose_engine,
-    find_runs,
+    flag,
     option,
+    runs_argument,
+    setting,
 )
-from dubito.cli.rows import json_writer, require_writable
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.output import json_writer, require_writable
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import OptionError, RunError
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -66,29 +65,15 @@ CONFUSIONS = 5
 
 OWN_FILES = (
     *("config.yaml", "environment.json", "metrics.csv", "posterior.csv", "best.safetensors", "last.safetensors"),
-    *(
-        "validation.safetensors",
-        "calibration.json",
-        "evaluation.json",
-        "evaluation.safetensors",
-        "report.html",
-        "decision.json",
-    ),
+    *("validation.safetensors", "calibration.json", "evaluation.json", "evaluation.safetensors", "report.html"),
+    "decision.json",
 )
 """The files of a run folder, which --out must not overwrite."""
 
 
 def evaluate(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            callback=find_runs,
-            help="Run folders, or zoo:NAME (dubito zoo lists them).",
-            show_default=False,
-        ),
-    ],
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Evaluate the runs together, as one ensemble.")] = False,
+    runs: Annotated[list[Path], runs_argument("Run folders, or zoo:NAME (dubito zoo lists them).")],
+    ensemble: Annotated[bool, flag("--ensemble", "Evaluate the runs together, as one ensemble.")] = False,
     data: Data = None,
     samples: Samples = 10,
     ood: Annotated[
@@ -100,13 +85,9 @@ def evaluate(
     ] = None,
     noise: Annotated[
         str,
-        typer.Option(
-            metavar="LIST", help="Levels of pixel noise (standard deviations, for pixels from 0 to 1), or none."
-        ),
+        setting("LIST", "Levels of pixel noise (standard deviations, for pixels from 0 to 1), or none."),
     ] = "0,0.1,0.2,0.3",
-    noise_images: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of test images for the noise test; 0 for all.")
-    ] = 2000,
+    noise_images: Annotated[int, setting("N", "Number of test images for the noise test; 0 for all.", min=0)] = 2000,
     coverage: Annotated[
         float | None,
         option(
@@ -117,9 +98,7 @@ def evaluate(
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option(
-            "--calibrated", help="Evaluate calibrated probabilities (temperature scaling on validation images)."
-        ),
+        flag("--calibrated", "Evaluate calibrated probabilities (temperature scaling on validation images)."),
     ] = False,
     bootstrap: Bootstrap = 1000,
     seed: Seed = 0,
@@ -136,9 +115,7 @@ def evaluate(
             default="the run folder, for zoo:NAME a folder NAME; for an ensemble, ensemble-NAMES beside the first run",
         ),
     ] = None,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of classes to show, worst first; 0 for all.")
-    ] = 10,
+    top: Annotated[int, setting("N", "Number of classes to show, worst first; 0 for all.", min=0)] = 10,
     batch_size: BatchSize = 256,
     engine: EngineName = "local",
     workers: Workers = None,
@@ -200,7 +177,7 @@ def evaluate(
             say()
         show(found, top)
         say(f"\nThe evaluation is in {home}{f', its metrics in {out}' if out else ''}.")
-        say(f"Next: dubito report {shlex.quote(str(home))}")
+        say(f"Next: dubito report {quoted(home)}")
 
 
 def _levels(text: str) -> tuple[float, ...]:
@@ -219,10 +196,8 @@ def _home(group: Sequence[Path]) -> Path:
     from dubito.evaluation.storage import describe, is_kept
 
     names = "-".join(run.resolve().name for run in group)
-    wanted, first = (
-        sorted(run.resolve() for run in group),
-        place_for(group[0]).resolve().parent / f"ensemble-{names}"[:200],
-    )
+    wanted = sorted(run.resolve() for run in group)
+    first = place_for(group[0]).resolve().parent / f"ensemble-{names}"[:200]
     for number in itertools.count(1):
         home = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:
@@ -307,7 +282,7 @@ def _title(text: str) -> None:
 
 def _show_metrics(metrics: dict[str, Any]) -> None:
     say()
-    columns = (Column("metric"), Column("value", number=True), Column("95 % interval", number=True))
+    columns = (Column("metric"), *numbers("value", "95 % interval"))
     rows = []
     for key, title in TITLES.items():
         if key in metrics:
@@ -317,18 +292,11 @@ def _show_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _show_errors(metrics: dict[str, Any]) -> None:
-    from dubito.evaluation.chance import about_chance
+    from dubito.evaluation.summary import about_chance
 
     wrong = sum(sum(row) for row in metrics["confusion"]) - sum(row[i] for i, row in enumerate(metrics["confusion"]))
     _title(f"How well each uncertainty finds the {wrong:,} mistakes (AURC: risk-coverage area)")
-    columns = (
-        Column("uncertainty"),
-        Column("AUROC", number=True),
-        Column("interval", number=True),
-        Column("AURC", number=True),
-        Column("interval", number=True),
-        Column("excess", number=True),
-    )
+    columns = (Column("uncertainty"), *numbers("AUROC", "interval", "AURC", "interval", "excess"))
     rows = [
         (
             _words(name),
@@ -351,13 +319,7 @@ def _words(name: str) -> str:
 
 def _show_other(name: str, scores: dict[str, Any]) -> None:
     _title(f"How well each uncertainty separates {name} from the test images")
-    columns = (
-        Column("uncertainty"),
-        Column("AUROC", number=True),
-        Column("interval", number=True),
-        Column("AUPR", number=True),
-        Column("FPR at 95 % TPR", number=True),
-    )
+    columns = (Column("uncertainty"), *numbers("AUROC", "interval", "AUPR", "FPR at 95 % TPR"))
     rows = [
         (_words(key), _number(row["auroc"]), _range(row["auroc_interval"]), _number(row["aupr"]), _number(row["fpr95"]))
         for key, row in scores.items()
@@ -370,7 +332,7 @@ def _show_noise(metrics: dict[str, Any]) -> None:
         return
     _title(f"Noise on the pixels of {metrics['settings']['noise_images']:,} test images")
     names = ("accuracy", "aleatoric", "epistemic", "entropy", "mutual_information")
-    columns = (Column("noise", number=True), *(Column(_words(name), number=True) for name in names))
+    columns = numbers("noise", *map(_words, names))
     rows = [
         (
             f"{level['gamma']:g}",
@@ -389,13 +351,10 @@ def _show_calibration(metrics: dict[str, Any]) -> None:
         f"Calibrated on {scaling['images']:,} validation images: probabilities^(1/T), T = {scaling['temperature']:.3f}"
     )
     names = ("nll", "brier", "ece", "ece_equal_mass")
-    columns = (Column(""), *(Column(title, number=True) for title in ("NLL", "Brier", "ECE", "ECE, equal mass")))
+    columns = (Column(""), *numbers("NLL", "Brier", "ECE", "ECE, equal mass"))
     print_table(columns, [(when, *(_number(scaling[when][name]) for name in names)) for when in ("before", "after")])
     _title(f"Conformal sets, calibrated on the same images for coverage {conformal['requested']:g}")
-    columns = (
-        Column("method"),
-        *(Column(title, number=True) for title in ("coverage", "worst class", "mean size", "empty")),
-    )
+    columns = (Column("method"), *numbers("coverage", "worst class", "mean size", "empty"))
     rows = []
     for method in ("lac", "aps"):
         row = conformal[method]
@@ -409,11 +368,8 @@ def _show_classes(metrics: dict[str, Any], top: int) -> None:
     table = sorted(metrics["per_class"], key=lambda row: (row["support"] == 0, row["recall"]))
     shown = table if top == 0 else table[:top]
     _title("Classes, the one with the lowest recall first")
-    columns = (
-        Column("class", fold=True),
-        Column("images", number=True),
-        *(Column(title, number=True) for title in ("precision", "recall", "F1", "aleatoric", "epistemic")),
-    )
+    measures = numbers("images", "precision", "recall", "F1", "aleatoric", "epistemic")
+    columns = (Column("class", fold=True), *measures)
     rows = [
         (
             row["class"],

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, option, require_choice
+from dubito.cli.options import STDOUT, AnyNetwork, Checkpoint, flag, option, require_choice, setting
+from dubito.cli.output import file_for_stdout, refuse_terminal, require_writable
 from dubito.cli.predict import calibration_of, saved_temperature_of
-from dubito.cli.rows import file_for_stdout, refuse_terminal, require_writable
-from dubito.cli.terminal import examples, size
+from dubito.cli.terminal import examples, quoted, size
 from dubito.errors import DubitoError, OptionError
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -44,9 +41,7 @@ def export(
         Path | None,
         option("FILE", "File to write; - sends it to stdout, and nothing else.", default="RUN.onnx or RUN.pt2"),
     ] = None,
-    format: Annotated[
-        str, typer.Option(metavar="NAME", help="File format: onnx, or torch (.pt2 of torch.export).")
-    ] = "onnx",
+    format: Annotated[str, setting("NAME", "File format: onnx, or torch (.pt2 of torch.export).")] = "onnx",
     what: Annotated[
         str | None,
         option(
@@ -62,7 +57,7 @@ def export(
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option("--calibrated", help="Calibrate the probabilities in the file, by the temperature of the run."),
+        flag("--calibrated", "Calibrate the probabilities in the file, by the temperature of the run."),
     ] = False,
     checkpoint: Checkpoint = "best",
     trust: Trust = False,
@@ -75,7 +70,7 @@ def export(
     require_choice("--what", what, (None, "draws", "moments", "mean"))
     file = out or Path(f"{place_for(run) if run.name else run.resolve()}{SUFFIXES[format]}")
     if file == STDOUT:
-        refuse_terminal("the file", f"dubito export {shlex.quote(str(run))} --out - > network{SUFFIXES[format]}")
+        refuse_terminal("the file", f"dubito export {quoted(run)} --out - > network{SUFFIXES[format]}")
     elif file.suffix.lower() != SUFFIXES[format]:
         raise OptionError(f"--out is {file}, but a file of format {format} must end in {SUFFIXES[format]}.")
     else:
@@ -109,7 +104,7 @@ def export(
             raise DubitoError(f"{file} cannot be written: {error.strerror}.") from None
     say(f"Wrote {file} ({size(file.stat().st_size)}).")
     if format == "onnx":
-        say(f"Next: dubito predict {shlex.quote(str(file))} IMAGES...")
+        say(f"Next: dubito predict {quoted(file)} IMAGES...")
 
 
 def _saved_fitted(folder: Path, network: nn.Module, drawn: bool, calibrated: bool) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug
-from dubito.cli.options import option
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.options import option, setting
+from dubito.cli.terminal import Column, examples, numbers, print_table
 from dubito.harmless import say
 
 if TYPE_CHECKING:
@@ -31,27 +29,10 @@ class _Layer:
     multiplications: int
 
 
-@dataclass(frozen=True)
-class _Network:
-    """One network of the registry at an image size."""
-
-    name: str
-    size: int
-    layers: list[_Layer]
-    bayesian: int
-
-    @classmethod
-    def of(cls, name: str, classes: int, channels: int, size: int) -> _Network:
-        bayesian = sum(part.numel() for part in _build(name, classes, channels, size, "vi").parameters())
-        return cls(name, size, _layers(name, classes, channels, size), bayesian)
-
-
 def models(
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Network to show layer by layer.")] = None,
-    classes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes.")] = 10,
-    channels: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Channels of the images: 1 (gray) or 3 (colour).")
-    ] = 1,
+    model: Annotated[str | None, setting("NAME", "Network to show layer by layer.")] = None,
+    classes: Annotated[int, setting("N", "Number of classes.", min=1)] = 10,
+    channels: Annotated[int, setting("N", "Channels of the images: 1 (gray) or 3 (colour).", min=1)] = 1,
     size: Annotated[
         int | None,
         option("N", "Height and width of the images, in pixels.", default="the usual size of the network", min=1),
@@ -67,8 +48,9 @@ def models(
         _print_layers(_layers(model, classes, channels, side))
         sides = f"{channels} x {side} x {side} images"
     else:
-        usual = {name: size or find(name).image_size for name in names()}
-        _print_networks([_Network.of(name, classes, channels, side) for name, side in usual.items()])
+        columns = numbers("pixels", "weight layers", "parameters", "Bayesian", "multiplications")
+        rows = [_network_row(name, classes, channels, size or find(name).image_size) for name in names()]
+        print_table([Column("network"), *columns], rows)
         sides = f"images with {channels} channel{'s' * (channels > 1)}"
     say(f"For {classes} classes and {sides}; multiplications of one image in one pass.")
     if model is None:
@@ -124,40 +106,22 @@ def _kind(module: nn.Module) -> str:
     return " ".join([type(module).__name__, ", ".join(details)]).strip()
 
 
-def _print_networks(networks: list[_Network]) -> None:
-    columns = (
-        Column("network"),
-        Column("pixels", number=True),
-        Column("weight layers", number=True),
-        Column("parameters", number=True),
-        Column("Bayesian", number=True),
-        Column("multiplications", number=True),
-    )
-    rows = []
-    for network in networks:
-        layers = network.layers
-        parameters, cost = (sum(getattr(layer, of) for layer in layers) for of in ("parameters", "multiplications"))
-        weights = sum(layer.multiplications > 0 for layer in layers)
-        numbers = (network.size, weights, parameters, network.bayesian, cost)
-        rows.append((network.name, *(f"{number:,}" for number in numbers)))
-    print_table(columns, rows)
+def _network_row(name: str, classes: int, channels: int, size: int) -> tuple[str, ...]:
+    bayesian = sum(part.numel() for part in _build(name, classes, channels, size, "vi").parameters())
+    layers = _layers(name, classes, channels, size)
+    parameters, cost = (sum(getattr(layer, of) for layer in layers) for of in ("parameters", "multiplications"))
+    weights = sum(layer.multiplications > 0 for layer in layers)
+    return (name, *(f"{number:,}" for number in (size, weights, parameters, bayesian, cost)))
 
 
 def _print_layers(layers: list[_Layer]) -> None:
-    columns = (
-        Column("layer"),
-        Column("type", fold=True),
-        Column("input"),
-        Column("output"),
-        Column("parameters", number=True),
-        Column("multipl.", number=True),
-    )
+    texts = (Column("layer"), Column("type", fold=True), Column("input"), Column("output"))
     rows = [
         (layer.name, layer.kind, _dimensions(layer.input), _dimensions(layer.output), *_counts(layer))
         for layer in layers
     ]
     total = f"{sum(s.parameters for s in layers):,}", f"{sum(s.multiplications for s in layers):,}"
-    print_table(columns, [*rows, ("total", "", "", "", *total)])
+    print_table([*texts, *numbers("parameters", "multipl.")], [*rows, ("total", "", "", "", *total)])
 
 
 def _counts(layer: _Layer) -> tuple[str, str]:

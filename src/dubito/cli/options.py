@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,8 +24,13 @@ def run_argument(help: str) -> Any:
     return typer.Argument(metavar="RUN", callback=find, help=help, show_default=False)
 
 
-def find_runs(paths: Any) -> list[Path]:
-    """A list of run folders, zoo:NAME found. On Python 3.10 typer takes no `list[Path]` as a callback's parameter."""
+def runs_argument(help: str) -> Any:
+    """The same for several run folders."""
+    return typer.Argument(metavar="RUN", callback=_find_runs, help=help, show_default=False)
+
+
+def _find_runs(paths: Any) -> list[Path]:
+    # On Python 3.10 typer takes no `list[Path]` as a callback's parameter.
     return [find(path) for path in paths]
 
 
@@ -44,6 +50,16 @@ def option(metavar: str | None, help: str, *names: str, default: str = "", **set
         settings["callback"] = _no_stdout
     shown = f"{help} [dim]\\[default: {default}][/dim]" if default else help
     return typer.Option(*names, metavar=metavar, help=shown, show_default=False, **settings)
+
+
+def setting(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """An option whose default is shown."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=help)
 
 
 def require_choice(name: str, value: str | None, valid: Sequence[str | None]) -> None:
@@ -67,24 +83,18 @@ AnyNetwork = Annotated[
     Path, run_argument("Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).")
 ]
 Data = Annotated[str | None, option("NAME", "Another data set with the same classes, whose test images are used.")]
-Samples = Annotated[int, typer.Option(metavar="N", min=1, help="Draws of the weights.")]
+Samples = Annotated[int, setting("N", "Draws of the weights.", min=1)]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", min=0, callback=_checked_seed, help="Random seed. The same seed gives the same result."),
+    setting("N", "Random seed. The same seed gives the same result.", min=0, callback=_checked_seed),
 ]
-Bootstrap = Annotated[int, typer.Option(metavar="N", min=1, help="Bootstrap resamples for the intervals.")]
-BatchSize = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Images in a batch; large images get smaller batches.")
-]
+Bootstrap = Annotated[int, setting("N", "Bootstrap resamples for the intervals.", min=1)]
+BatchSize = Annotated[int, setting("N", "Images in a batch; large images get smaller batches.", min=1)]
 Checkpoint = Annotated[
     str,
-    typer.Option(
-        metavar="NAME", callback=_checked_checkpoint, help="Which weights: best (lowest validation NLL) or last."
-    ),
+    setting("NAME", "Which weights: best (lowest validation NLL) or last.", callback=_checked_checkpoint),
 ]
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-]
+Device = Annotated[str, setting("NAME", "Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
 
 
 def choose_device(name: str) -> torch.device:
@@ -101,17 +111,20 @@ def choose_device(name: str) -> torch.device:
         raise OptionError(f"--device is {name!r}, which this machine does not have; try auto or cpu.") from None
 
 
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # ---- what carries the work: this process or a cluster ---------------------------------------------------------------
 
 EngineName = Annotated[
     str,
-    typer.Option("--engine", metavar="NAME", help="Where the work runs: local (this process) or ray (a cluster)."),
+    setting("NAME", "Where the work runs: local (this process) or ray (a cluster).", "--engine"),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        "--workers", metavar="N", min=1, help="Number of processes, with --engine ray.", show_default="one per core"
-    ),
+    setting("N", "Number of processes, with --engine ray.", "--workers", min=1, show_default="one per core"),
 ]
 Address = Annotated[
     str | None,
@@ -121,9 +134,7 @@ Address = Annotated[
         default="a new one on this machine",
     ),
 ]
-GpusPerWorker = Annotated[
-    float | None, typer.Option(metavar="G", min=0, help="GPUs of each process; may be a fraction.")
-]
+GpusPerWorker = Annotated[float | None, setting("G", "GPUs of each process; may be a fraction.", min=0)]
 
 
 def choose_engine(name: str, workers: int | None, address: str | None, gpus: float | None) -> Engine:

@@ -25,11 +25,13 @@ from dubito.cli.options import (
     Workers,
     choose_device,
     choose_engine,
+    flag,
     option,
     require_choice,
     run_argument,
+    setting,
 )
-from dubito.cli.rows import Table, writer
+from dubito.cli.output import Table, writer
 from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError
 from dubito.harmless import say
@@ -93,9 +95,9 @@ def predict(
     samples: Samples = 10,
     method: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="How to predict: weights (draws of the weights), local (draws of activations), moments "
+        setting(
+            "NAME",
+            "How to predict: weights (draws of the weights), local (draws of activations), moments "
             "(means and variances, no draws) or mean (mean weights only).",
         ),
     ] = "weights",
@@ -108,8 +110,8 @@ def predict(
             "control characters are written out.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a folder of parts.")] = False,
-    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Images in each part, if --out is a folder.")] = 8192,
+    resume: Annotated[bool, flag("--resume", "Continue a folder of parts.")] = False,
+    chunk: Annotated[int, setting("N", "Images in each part, if --out is a folder.", min=1)] = 8192,
     sort: Annotated[
         str | None,
         option(
@@ -120,23 +122,21 @@ def predict(
     ] = None,
     calibrated: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--calibrated",
-            help="Calibrate the probabilities, confidence and entropy by the temperature fitted to validation "
+            "Calibrate the probabilities, confidence and entropy by the temperature fitted to validation "
             "images. The other uncertainties do not change.",
         ),
     ] = False,
     conformal: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--conformal",
-            help="Also give a set of classes that contains the true one with the coverage in calibration.json "
+            "Also give a set of classes that contains the true one with the coverage in calibration.json "
             "of the run. The set can be empty.",
         ),
     ] = False,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Rows to print, 0 for all. A file always gets all.")
-    ] = 20,
+    top: Annotated[int, setting("N", "Rows to print, 0 for all. A file always gets all.", min=0)] = 20,
     batch_size: BatchSize = 256,
     seed: Seed = 0,
     checkpoint: Checkpoint = "best",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import Checkpoint, Samples, option, run_argument
-from dubito.cli.rows import require_matplotlib, require_writable
-from dubito.cli.terminal import Column, examples, print_table, size
+from dubito.cli.options import Checkpoint, Samples, flag, option, run_argument
+from dubito.cli.output import require_matplotlib, require_writable
+from dubito.cli.terminal import examples, numbers, print_table, quoted, size
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module as Network
 
-    from dubito.data import Images
     from dubito.evaluation.harm import Harm
     from dubito.runs.run import Run
 
@@ -46,20 +41,14 @@ _COPIED = ("config.yaml", "network.json", "environment.json", "metrics.csv", "po
 
 
 def prune(
-    run: Annotated[
-        Path,
-        run_argument("Run folder of a Bayesian network."),
-    ],
-    sparsity: Annotated[
-        float | None,
-        option("SHARE", "Share of the weights to set to zero, such as 0.9."),
-    ] = None,
+    run: Annotated[Path, run_argument("Run folder of a Bayesian network.")],
+    sparsity: Annotated[float | None, option("SHARE", "Share of the weights to set to zero, such as 0.9.")] = None,
     out: Annotated[
         Path | None,
         option("FOLDER", "Folder for the pruned run, or for the curve.", default="RUN-pruned-SHARE, or RUN"),
     ] = None,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
+        bool, flag("--curve", "Measure accuracy at many sparsities: a table, pruning.csv and pruning.png.")
     ] = False,
     samples: Samples = 10,
     checkpoint: Checkpoint = "best",
@@ -93,22 +82,16 @@ def prune(
         refuse_existing(folder)
     require_writable(folder / "pruning.csv")
     levels = sorted({*(LEVELS if curve else (0.0,)), *([] if sparsity is None else [sparsity])})
-    measuring = _Measuring(network, opened, _read_images(opened), samples)
+    measuring = _Measuring(network, opened, samples)
     rows = measuring.rows(levels)
-    columns = [Column(name, number=True) for name in ("sparsity", "weights left", "accuracy", "NLL")]
     print_table(
-        columns,
+        numbers("sparsity", "weights left", "accuracy", "NLL"),
         [(f"{r['sparsity']:.1%}", f"{r['weights']:,}", f"{r['accuracy']:.2%}", f"{r['nll']:.4f}") for r in rows],
     )
     if sparsity is not None:
         chosen = next(row for row in rows if row["sparsity"] == sparsity)
-        _write(
-            opened,
-            pruned(network, sparsity, inputs=measuring.images.training),
-            folder,
-            checkpoint,
-            {"samples": samples, **chosen},
-        )
+        sparse = pruned(network, sparsity, inputs=measuring.training)
+        _write(opened, sparse, folder, checkpoint, {"samples": samples, **chosen})
         _warn_of_harm(measuring, sparsity, run)
     if curve:
         Run(folder, opened.config, opened.data).write_table("pruning.csv", rows)
@@ -116,35 +99,28 @@ def prune(
         say(f"The curve is {folder / 'pruning.csv'} and {folder / 'pruning.png'}.")
 
 
-@dataclass(frozen=True)
-class _Images:
-    """Images that the run held out from its training, their labels, and a batch that it was trained on."""
-
-    held_out: Images
-    labels: Tensor
-    training: Tensor
-
-
-def _read_images(run: Run) -> _Images:
-    from dubito.data import in_memory, normalize
-
-    trained, held_out = run.parts()
-    some = trained.images[:: max(1, len(trained) // TRAINING_IMAGES)][:TRAINING_IMAGES]
-    return _Images(held_out.images, held_out.labels, normalize(in_memory(some), run.data.mean, run.data.std))
-
-
 class _Measuring:
-    """Predicts the run's validation images at levels of sparsity, each of them once."""
+    """Predicts the run's validation images at levels of sparsity, each of them once.
 
-    def __init__(self, network: Network, run: Run, images: _Images, samples: int) -> None:
-        self.network, self.run, self.images, self.samples = network, run, images, samples
+    Attributes:
+        held_out: images that the run held out from its training.
+        training: a batch that it was trained on.
+    """
+
+    def __init__(self, network: Network, run: Run, samples: int) -> None:
+        from dubito.data import in_memory, normalize
+
+        self.network, self.run, self.samples = network, run, samples
+        trained, self.held_out = run.parts()
+        some = trained.images[:: max(1, len(trained) // TRAINING_IMAGES)][:TRAINING_IMAGES]
+        self.training = normalize(in_memory(some), run.data.mean, run.data.std)
         self._measured: dict[float, tuple[int, Tensor]] = {}
 
     def rows(self, levels: Sequence[float]) -> list[dict[str, Any]]:
         """Accuracy and NLL at every level of sparsity."""
         from dubito.evaluation.metrics import accuracy, nll
 
-        labels, rows = self.images.labels, []
+        labels, rows = self.held_out.labels, []
         with progress_bar("Pruning", len(levels) * len(labels)) as advance:
             for level in levels:
                 weights, probs = self._predict(level, advance)
@@ -157,7 +133,7 @@ class _Measuring:
         from dubito.evaluation.harm import harm
 
         (_, before), (_, after) = (self._predict(one, lambda _: None) for one in (0.0, level))
-        return harm(before, after, self.images.labels)
+        return harm(before, after, self.held_out.labels)
 
     def _predict(self, level: float, advance: Callable[[int], None]) -> tuple[int, Tensor]:
         import torch
@@ -168,9 +144,9 @@ class _Measuring:
         from dubito.prediction import Predictor
 
         if level not in self._measured:
-            sparse = pruned(self.network, level, inputs=self.images.training)
+            sparse = pruned(self.network, level, inputs=self.training)
             predictor, parts = Predictor(sparse, self.samples), []
-            for part in self.images.held_out.split(1000):
+            for part in self.held_out.images.split(1000):
                 parts.append(predictor(normalize(part, self.run.data.mean, self.run.data.std)).probs)
                 advance(len(part))
             self._measured[level] = weights_left(sparse), torch.cat(parts)
@@ -187,12 +163,12 @@ def _warn_of_harm(measuring: _Measuring, sparsity: float, run: Path) -> None:
     offered = [level for level in OFFERED if level < sparsity]
     best = largest_harmless(offered, lambda level: measuring.harm(level).is_harmful)
     advice = (
-        f"the largest sparsity without harm is {best:g}: dubito prune {shlex.quote(str(run))} --sparsity {best:g}"
+        f"the largest sparsity without harm is {best:g}: dubito prune {quoted(run)} --sparsity {best:g}"
         if best
         else "no smaller sparsity that was tried is without harm"
     )
     say(
-        f"Warning: a sparsity of {sparsity:g} makes the network worse: on {len(measuring.images.labels):,} validation "
+        f"Warning: a sparsity of {sparsity:g} makes the network worse: on {len(measuring.held_out):,} validation "
         f"images accuracy changes by {-100 * found.fall:+.1f} points and NLL by {found.rise:+.3f}, more than chance "
         f"explains; {advice}.",
         err=True,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from dubito.cli.failure import Debug, Trust
 from dubito.cli.options import STDOUT, option, run_argument
-from dubito.cli.rows import file_for_stdout, require_matplotlib, require_writable
+from dubito.cli.output import file_for_stdout, require_matplotlib, require_writable
 from dubito.cli.terminal import examples
 from dubito.harmless import say
 from dubito.zoo import place_for
@@ -23,10 +23,7 @@ EXAMPLES = examples(
 
 
 def report(
-    run: Annotated[
-        Path,
-        run_argument("Run folder, the folder of an evaluation, or zoo:NAME."),
-    ],
+    run: Annotated[Path, run_argument("Run folder, the folder of an evaluation, or zoo:NAME.")],
     out: Annotated[
         Path | None,
         option("FILE", "HTML file to write; - prints it, and nothing else.", default="RUN/report.html"),

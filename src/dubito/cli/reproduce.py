@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dubito.cli.failure import FAILED, INTERRUPTED, Debug
-from dubito.cli.options import Address, EngineName, GpusPerWorker, choose_engine, option
-from dubito.cli.rows import require_writable
+from dubito.cli.options import Address, EngineName, GpusPerWorker, available_cores, choose_engine, option, setting
+from dubito.cli.output import require_writable
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError, unknown
 from dubito.harmless import say
@@ -40,10 +39,9 @@ def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(WHATS[:-1])} or {WHATS[-1]}.")],
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="How much to compute: smoke (toy data), cpu (hours on two cores) or paper (the settings of "
-            "the paper).",
+        setting(
+            "NAME",
+            "How much to compute: smoke (toy data), cpu (hours on two cores) or paper (the settings of the paper).",
         ),
     ] = "cpu",
     only: Annotated[
@@ -56,24 +54,18 @@ def reproduce(
     ] = "",
     jobs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        setting(
+            "N",
+            "Cells to train at the same time, in one process each.",
             min=1,
-            help="Cells to train at the same time, in one process each.",
             show_default="1; with --engine ray as many as there are cores",
         ),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     gpus_per_worker: GpusPerWorker = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Threads of each process.", show_default="cores / jobs"),
-    ] = None,
-    hours: Annotated[
-        float | None,
-        option("H", "Start no new epoch or cell after this many hours."),
-    ] = None,
+    threads: Annotated[int | None, setting("N", "Threads of each process.", min=1, show_default="cores / jobs")] = None,
+    hours: Annotated[float | None, option("H", "Start no new epoch or cell after this many hours.")] = None,
     runs: Annotated[
         Path | None,
         option("FOLDER", "Folder of the runs.", "--runs", "--out", default="runs/reproduction/BUDGET"),
@@ -84,9 +76,9 @@ def reproduce(
     ] = None,
     document: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Markdown file written from the results.",
+        setting(
+            "FILE",
+            "Markdown file written from the results.",
             show_default=f"{DOCUMENT} for cpu, otherwise reproduction.md in the results folder",
         ),
     ] = None,
@@ -108,51 +100,43 @@ def reproduce(
         require_writable(place)
     code = 0
     if what != "document":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         given = os.environ.get("OMP_NUM_THREADS", "")
+        carrier: Engine | None = None
         if engine == "local":
-            choose_engine(engine, None, address, gpus_per_worker)
+            choose_engine(engine, None, address, gpus_per_worker)  # an error if one of these is for ray
             jobs = jobs or 1
-            threads = threads or (int(given) if given.isdigit() else max(1, cores // jobs))
-            machine = _Machine(jobs, threads, hours)
-        else:
+            threads = threads or (int(given) if given.isdigit() else max(1, available_cores() // jobs))
+        else:  # a worker for each cell, with as many cores as a cell has threads
+            from dubito.engines import get_engine
+
             threads = threads or 1
-            machine = _Machine(jobs or 0, threads, hours, _ray(jobs, threads, address, gpus_per_worker))
-        code = _run(cells, budget, runs, machine)
+            carrier = get_engine("ray", workers=jobs, address=address, cpus=threads, gpus=gpus_per_worker)
+        code = _run(cells, budget, runs, jobs, threads, hours, carrier)
     _write(experiments if what != "document" else [], budget, runs, results, document)
     if code:
         sys.exit(code)  # not `typer.Exit`, after which "Interrupted." would be printed too
 
 
-@dataclass(frozen=True)
-class _Machine:
-    jobs: int
-    threads: int
-    hours: float | None
-    engine: Engine | None = None
-
-
-def _ray(jobs: int | None, threads: int, address: str | None, gpus: float | None) -> Engine:
-    """Ray's workers, a cell each, with as many cores as a cell has threads."""
-    from dubito.engines import get_engine
-
-    return get_engine("ray", workers=jobs, address=address, cpus=threads, gpus=gpus)
-
-
-def _run(cells: list[Cell], budget: str, runs: Path, options: _Machine) -> int:
+def _run(
+    cells: list[Cell],
+    budget: str,
+    runs: Path,
+    jobs: int | None,
+    threads: int,
+    hours: float | None,
+    engine: Engine | None,
+) -> int:
     """Run the cells; gives the exit code."""
     from dubito.paper.display import Display, duration
     from dubito.paper.grid import Grid
 
     guess = sum(estimated_seconds(cell, BUDGETS[budget]) for cell in cells)
     say(f"Budget {budget}: {BUDGETS[budget].says}")
-    at_once = f"{options.jobs} at a time" if options.jobs else "as many at a time as the cluster has cores"
+    at_once = f"{jobs} at a time" if jobs else "as many at a time as the cluster has cores"
     say(f"{len(cells)} cells in {runs}, {at_once}; about {duration(guess)} on one core in total.")
-    deadline = None if options.hours is None else time.time() + 3600 * options.hours
+    deadline = None if hours is None else time.time() + 3600 * hours
     with Display() as display:
-        grid = Grid(
-            cells, BUDGETS[budget], runs, max(1, options.jobs), options.threads, deadline, display, options.engine
-        )
+        grid = Grid(cells, BUDGETS[budget], runs, jobs or 1, threads, deadline, display, engine)
         grid.run()
     done = grid.count("finished")
     why = "Interrupted" if grid.interrupted else "Time is up" if done < len(cells) and grid.out_of_time else ""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from dubito.cli.failure import Debug, Trust
-from dubito.cli.options import AnyNetwork, Checkpoint, Device, choose_device, option
+from dubito.cli.options import AnyNetwork, Checkpoint, Device, choose_device, option, setting
 from dubito.cli.terminal import examples
 from dubito.errors import OptionError
 
@@ -27,26 +25,20 @@ def serve(
     run: AnyNetwork,
     host: Annotated[
         str,
-        typer.Option(
-            metavar="ADDRESS", help="Address to listen on. 0.0.0.0 makes the server reachable from other machines."
-        ),
+        setting("ADDRESS", "Address to listen on. 0.0.0.0 makes the server reachable from other machines."),
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
-    ] = 8000,
-    samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Draws of the weights, unless a request sets them.")
-    ] = 10,
+    port: Annotated[int, setting("N", "Port to listen on; 0 for any free one.", min=0, max=65535)] = 8000,
+    samples: Annotated[int, setting("N", "Draws of the weights, unless a request sets them.", min=1)] = 10,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="How to predict: weights, local, moments or mean; auto is weights.")
+        str, setting("NAME", "How to predict: weights, local, moments or mean; auto is weights.")
     ] = "auto",
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            envvar="DUBITO_API_KEY",
-            help="Key that requests must send in the header X-API-Key. Set it in the environment: other users "
+        setting(
+            "KEY",
+            "Key that requests must send in the header X-API-Key. Set it in the environment: other users "
             "of this machine can see the command line.",
+            envvar="DUBITO_API_KEY",
             show_default=False,
         ),
     ] = None,
@@ -58,44 +50,30 @@ def serve(
             "answers only 127.0.0.1 and localhost.",
         ),
     ] = None,
-    max_images: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: images in a request.")] = 64,
-    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: draws in a request.")] = 1000,
-    max_body: Annotated[float, typer.Option(metavar="MB", help="Limit: size of a request.")] = 16,
+    max_images: Annotated[int, setting("N", "Limit: images in a request.", min=1)] = 64,
+    max_samples: Annotated[int, setting("N", "Limit: draws in a request.", min=1)] = 1000,
+    max_body: Annotated[float, setting("MB", "Limit: size of a request.")] = 16,
     max_pixels: Annotated[
-        float, typer.Option(metavar="MILLIONS", help="Limit: pixels in a request, and pixels decoded at the same time.")
+        float, setting("MILLIONS", "Limit: pixels in a request, and pixels decoded at the same time.")
     ] = 25,
-    max_uploads: Annotated[float, typer.Option(metavar="MB", help="Limit: size of all requests in memory.")] = 128,
+    max_uploads: Annotated[float, setting("MB", "Limit: size of all requests in memory.")] = 128,
     max_kept: Annotated[
         float,
-        typer.Option(
-            metavar="MB", help="Limit: memory for the weights of requests with other draws, seeds or methods."
-        ),
+        setting("MB", "Limit: memory for the weights of requests with other draws, seeds or methods."),
     ] = 256,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: images in one forward pass.")] = 64,
-    max_wait: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="How long a batch waits for requests that are just arriving.")
-    ] = 5,
-    max_queue: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Limit: images in the queue; more are refused with 503.")
-    ] = 256,
-    max_requests: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Limit: requests handled at the same time.")
-    ] = 256,
-    max_connections: Annotated[int, typer.Option(metavar="N", min=1, help="Limit: open connections.")] = 512,
+    max_batch: Annotated[int, setting("N", "Limit: images in one forward pass.", min=1)] = 64,
+    max_wait: Annotated[float, setting("MS", "How long a batch waits for requests that are just arriving.", min=0)] = 5,
+    max_queue: Annotated[int, setting("N", "Limit: images in the queue; more are refused with 503.", min=1)] = 256,
+    max_requests: Annotated[int, setting("N", "Limit: requests handled at the same time.", min=1)] = 256,
+    max_connections: Annotated[int, setting("N", "Limit: open connections.", min=1)] = 512,
     client_share: Annotated[
         float,
-        typer.Option(
-            metavar="SHARE", help="Limit: share of requests and connections for one address. Use 1 behind a proxy."
-        ),
+        setting("SHARE", "Limit: share of requests and connections for one address. Use 1 behind a proxy."),
     ] = 0.5,
-    body_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for a request to arrive.")] = 15,
-    idle_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit between requests of a connection.")
-    ] = 15,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit to answer a request.")] = 60,
-    write_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit for a client to receive an answer.")
-    ] = 20,
+    body_timeout: Annotated[float, setting("SECONDS", "Time limit for a request to arrive.")] = 15,
+    idle_timeout: Annotated[float, setting("SECONDS", "Time limit between requests of a connection.")] = 15,
+    timeout: Annotated[float, setting("SECONDS", "Time limit to answer a request.")] = 60,
+    write_timeout: Annotated[float, setting("SECONDS", "Time limit for a client to receive an answer.")] = 20,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     trust: Trust = False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +22,11 @@ class Column:
     title: str
     number: bool = False
     fold: bool = False
+
+
+def numbers(*titles: str) -> list[Column]:
+    """Columns of numbers with these titles."""
+    return [Column(title, number=True) for title in titles]
 
 
 def examples(*commands: str, note: str = "") -> str:
@@ -69,6 +76,11 @@ def _print_plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
             for column, cell, width in zip(columns, line, widths, strict=True)
         )
         say("  ".join(cells).rstrip())
+
+
+def quoted(path: Path) -> str:
+    """A path as it is typed into a shell."""
+    return shlex.quote(str(path))
 
 
 def size(count: int) -> str:

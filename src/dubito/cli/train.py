@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -13,11 +12,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from dubito.cli.failure import INTERRUPTED, Debug, Trust, UsageError, is_main_process
-from dubito.cli.options import Address, GpusPerWorker, choose_engine, option
-from dubito.cli.terminal import examples
+from dubito.cli.options import Address, GpusPerWorker, choose_engine, flag, option, setting
+from dubito.cli.terminal import examples, quoted
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.runs.config import NARROW_NETWORKS, NATURAL, PRESETS, WIDER_NETWORKS, TrainingConfig, configure
@@ -60,18 +57,18 @@ PANELS = {
 FLAGS: dict[str, Any] = {
     "engine": Annotated[
         str,
-        typer.Option(
-            "--engine",
-            metavar="NAME",
-            help="Where to train: local (this machine, see --devices) or ray (a cluster, with --workers "
+        setting(
+            "NAME",
+            "Where to train: local (this machine, see --devices) or ray (a cluster, with --workers "
             "processes that share each batch).",
+            "--engine",
         ),
     ],
     "address": Address,
     "gpus_per_worker": GpusPerWorker,
     "accept_changes": Annotated[
         bool,
-        typer.Option("--accept-changes", help="With --resume: continue even if config.yaml was edited."),
+        flag("--accept-changes", "With --resume: continue even if config.yaml was edited."),
     ],
     "trust": Trust,
     "debug": Debug,
@@ -89,7 +86,8 @@ def train(**given: Any) -> None:
         raise UsageError("--accept-changes can only be used with --resume")
     if resume is not None:
         others = {"preset": preset, "config": file, "out": out, **given}
-        _refuse_others([name for name, value in others.items() if value is not None])
+        if flags := " and ".join(_flag(name) for name, value in others.items() if value is not None):
+            raise UsageError(f"--resume uses the settings of the run, so {flags} cannot be given with it")
         _resume(Path(resume), accept_changes, engine)
     else:
         config = configure(preset or "default", file, **given)
@@ -103,9 +101,9 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
     engine = choose_engine(name, workers, address, gpus)
     if name == "local":
         return None
-    for setting in ("devices", "num_nodes"):
-        if given[setting] is not None:
-            raise UsageError(f"--{setting.replace('_', '-')} is for the engine local; the engine ray has --workers")
+    for other in ("devices", "num_nodes"):
+        if given[other] is not None:
+            raise UsageError(f"{_flag(other)} is for the engine local; the engine ray has --workers")
     from dubito.engines import RayEngine
 
     assert isinstance(engine, RayEngine)
@@ -157,10 +155,8 @@ def _shown(value: Any) -> str:
 train.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _refuse_others(names: list[str]) -> None:
-    if names:
-        flags = " and ".join("--" + name.replace("_", "-") for name in names)
-        raise UsageError(f"--resume uses the settings of the run, so {flags} cannot be given with it")
+def _flag(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEngine | None) -> None:
@@ -238,7 +234,7 @@ def _ending_cleanly(folder: Path, work: Callable[[], Run]) -> Run:
     except training.InterruptedTraining as stop:
         message = str(stop)
     except SystemExit:  # Lightning's answer to a second Ctrl-C
-        message = f"Stopped. Continue from the last checkpoint with: dubito train --resume {_quoted(folder)}"
+        message = f"Stopped. Continue from the last checkpoint with: dubito train --resume {quoted(folder)}"
     if is_main_process():
         say(message, err=True)
     # Not `typer.Exit`, after which "Interrupted." would be printed too.
@@ -337,7 +333,7 @@ def _warmup(config: TrainingConfig) -> str:
 
 
 def _summarize(run: Run) -> None:
-    from dubito.evaluation.familiarity import run_novelty
+    from dubito.evaluation.novelty import run_novelty
 
     for number, member in enumerate(run.members):
         _summarize_epochs(member.metrics(), f"Member {number + 1}: " if run.is_ensemble else "")
@@ -346,7 +342,7 @@ def _summarize(run: Run) -> None:
     if (novelty := run_novelty(run)) is not None:
         _say(novelty.describe())
     _say(f"The run is in {run.path}.")
-    _say(f"Next: dubito report {_quoted(run.path)}, or dubito predict {_quoted(run.path)} IMAGES...")
+    _say(f"Next: dubito report {quoted(run.path)}, or dubito predict {quoted(run.path)} IMAGES...")
 
 
 def _summarize_epochs(rows: list[dict[str, float]], who: str) -> None:
@@ -378,10 +374,6 @@ def _of_mixture(run: Run) -> str:
         f"{found.calibration.accuracy:.2%}, NLL {nll(probs, labels):.4f}, ECE "
         f"{calibration_error(probs, labels):.4f}."
     )
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
 
 
 def _say(text: str) -> None:

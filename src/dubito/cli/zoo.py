@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from dubito.cli.failure import Debug
 from dubito.cli.options import option
-from dubito.cli.terminal import Column, examples, print_table
+from dubito.cli.terminal import Column, examples, numbers, print_table, quoted
 from dubito.errors import OptionError
 from dubito.harmless import say
 from dubito.zoo import SCHEME, card, figures, find, names
@@ -30,10 +29,7 @@ def zoo(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show the card of this network.", show_default=False)
     ] = None,
-    out: Annotated[
-        Path | None,
-        option("FOLDER", "Copy this network into a new run folder."),
-    ] = None,
+    out: Annotated[Path | None, option("FOLDER", "Copy this network into a new run folder.")] = None,
     debug: Debug = False,
 ) -> None:
     """List the trained networks that come with dubito, with their figures on test images."""
@@ -51,7 +47,7 @@ def zoo(
 
 def _list() -> None:
     columns = [Column("name"), Column("data"), Column("method", fold=True)]
-    columns += [Column(title, number=True) for title in ("accuracy", "NLL", "ECE", "novelty", "MB")]
+    columns += numbers("accuracy", "NLL", "ECE", "novelty", "MB")
     found = {name: figures(name) for name in names()}
     print_table(columns, [_row(name, of_one) for name, of_one in found.items()])
     say("\nAccuracy, negative log-likelihood and calibration error are measured on test images.")
@@ -82,4 +78,4 @@ def _copy(folder: Path, out: Path) -> None:
     with new_folder(out) as place:
         shutil.copytree(folder, place, dirs_exist_ok=True)
     say(f"The copy of {folder.name} is in {out}.")
-    say(f"Next: dubito predict {shlex.quote(str(out))} IMAGES...")
+    say(f"Next: dubito predict {quoted(out)} IMAGES...")

@@ -13,8 +13,7 @@ array(['accept', 'review'], dtype='<U10')
 from __future__ import annotations
 
 from dubito.decisions.fitting import fit
-from dubito.decisions.rule import ACCEPT, DECISIONS, FILE, REVIEW, UNFAMILIAR, Measured, Rule
-from dubito.decisions.stored import find_rule
+from dubito.decisions.rule import ACCEPT, DECISIONS, FILE, REVIEW, UNFAMILIAR, Measured, Rule, find_rule
 from dubito.scores import SCORES
 
 __all__ = ["ACCEPT", "DECISIONS", "FILE", "REVIEW", "SCORES", "UNFAMILIAR", "Measured", "Rule", "find_rule", "fit"]

@@ -86,11 +86,11 @@ def fit(
     'Review 50 % of images; of the rest at most 39 % are wrong (95 % sure).'
     """
     costs = {"cost_wrong": cost_wrong, "cost_review": cost_review}
-    shares = {"max_error": max_error, "review": review, "min_coverage": min_coverage, "false_alarm": false_alarm}
-    _require_numbers({**shares, **costs}, confidence, seed)
+    shares = {"max_error": max_error, "review": review, "min_coverage": min_coverage}
+    _require_numbers({**shares, "false_alarm": false_alarm, **costs}, confidence, seed)
     own = as_prediction(prediction)
     truth = _labels(own, labels)
-    goal = _goal(max_error, confidence, review, min_coverage, cost_wrong, cost_review)
+    goal = _goal(shares, costs, confidence)
     novelty_threshold, familiar = _familiar(own, false_alarm)
     planning = planning_images(len(truth), seed) if goal.proves else np.zeros(len(truth), bool)
     label = own.label.cpu().numpy()
@@ -133,21 +133,16 @@ def _labels(prediction: Prediction, labels: Any) -> NDArray[np.int64]:
     return truth
 
 
-def _goal(
-    max_error: float | None,
-    confidence: float,
-    review: float | None,
-    min_coverage: float | None,
-    cost_wrong: float | None,
-    cost_review: float | None,
-) -> Goal:
+SHARES: dict[str, type[MaxError] | type[Review]] = {kind.name: kind for kind in (MaxError, Review, MinCoverage)}
+"""The goals that ask for a share."""
+
+
+def _goal(shares: dict[str, float | None], costs: dict[str, float | None], confidence: float) -> Goal:
     """The one goal that was given."""
-    shares = {"max_error": max_error, "review": review, "min_coverage": min_coverage}
     for name, value in {**shares, "confidence": confidence}.items():
         if value is not None and not (0 < value < 1 or (name == "review" and value == 0)):
             such = 0.95 if name == "confidence" else 0.05
             raise OptionError(f"{name} is {value}, but must be a share between 0 and 1, such as {such}.")
-    costs = {"cost_wrong": cost_wrong, "cost_review": cost_review}
     given = [name for name, value in shares.items() if value is not None]
     given += ["cost_wrong and cost_review"] if any(value is not None for value in costs.values()) else []
     if len(given) != 1:
@@ -155,20 +150,17 @@ def _goal(
             f"{' and '.join(given) or 'No goal'} {'were' if given else 'was'} given, but a rule has one goal: "
             "max_error, review, min_coverage, or cost_wrong with cost_review."
         )
-    if max_error is not None:
-        return MaxError(max_error, confidence)
-    if review is not None:
-        return Review(review, confidence)
-    if min_coverage is not None:
-        return MinCoverage(min_coverage, confidence)
+    for name, value in shares.items():
+        if value is not None:
+            return SHARES[name](value, confidence)
+    found = []
     for name, value in costs.items():
         if value is None:
             raise OptionError(f"{name} is missing: cost_wrong and cost_review go together.")
         if not (value > 0 and math.isfinite(value)):
             raise OptionError(f"{name} is {value}, but costs must be positive and finite.")
-    assert cost_wrong is not None
-    assert cost_review is not None
-    return Cost(cost_wrong / cost_review)
+        found.append(value)
+    return Cost(found[0] / found[1])
 
 
 def planning_images(count: int, seed: int) -> Mask:

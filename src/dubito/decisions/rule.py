@@ -1,14 +1,15 @@
-"""A rule: what to do with a prediction, what that promises, and why an image was not accepted."""
+"""A rule: what to do with a prediction, what that promises, and why an image was not accepted; and that of a run."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,14 @@ from dubito.class_names import check_class_names
 from dubito.decisions.causes import Causes
 from dubito.decisions.scores import Predicted, as_labels, as_prediction, has, score
 from dubito.decisions.words import percent, promise
-from dubito.errors import DataError, OptionError, ShapeError
+from dubito.errors import DataError, DubitoWarning, OptionError, ShapeError
 from dubito.files import write_atomically
 from dubito.foreign import FAULTS, parse_json, read_text, reason_of
 from dubito.heads.split import Prediction
 from dubito.scores import DRAWN, SCORES
+
+if TYPE_CHECKING:
+    from dubito.runs.run import Run
 
 ACCEPT = "accept"
 """Take the prediction as it is."""
@@ -34,6 +38,8 @@ DECISIONS = (ACCEPT, REVIEW, UNFAMILIAR)
 FILE = "decision.json"
 """The name of a rule's file in a run folder."""
 FORMAT = 1
+METHOD = "weights"
+"""How the validation images are predicted; other methods have other uncertainties, so the rule is not for them."""
 
 CERTAIN = "certain enough"
 UNPROMISED = "no promise can be kept for this class"
@@ -307,3 +313,24 @@ class Rule:
             raise DataError(f"{path} cannot be used. {error}") from None
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be used: {reason_of(error)}.") from None
+
+
+def find_rule(run: Run, method: str = METHOD, checkpoint: str = "best") -> Rule | None:
+    """The rule that a run has for these weights and this method; None if there is none.
+
+    A rule for other weights (the run was trained further) or for another novelty is ignored, with a warning.
+    """
+    file = run.path / FILE
+    if method != METHOD or checkpoint != "best" or not file.exists():
+        return None
+    rule = Rule.load(file)
+    changed = run.changed_since({"weights": None, **rule.origin}, checkpoint)
+    if not changed:
+        return rule
+    what = "other weights" if "weights" in changed else "another novelty"
+    warnings.warn(
+        f"{file} was fitted to {what}, so there are no decisions; run `dubito decide {run.path}` again.",
+        DubitoWarning,
+        stacklevel=2,
+    )
+    return None

@@ -152,11 +152,9 @@ def _best(values: Sequence[float], more_is_better: bool | None) -> int | None:
 
 def _require_same_images(evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
     first = evaluations[0].test
-    assert first.labels is not None
     for evaluation, name in zip(evaluations[1:], names[1:], strict=True):
         test = evaluation.test
-        assert test.labels is not None
-        same = evaluation.class_names == evaluations[0].class_names and torch.equal(test.labels, first.labels)
+        same = evaluation.class_names == evaluations[0].class_names and torch.equal(test.truth, first.truth)
         if test.name != first.name or not same:
             raise OptionError(
                 f"{name} was evaluated on {test.name} ({len(test):,} images), but {names[0]} on {first.name} "

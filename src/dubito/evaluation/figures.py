@@ -12,7 +12,7 @@ They share the look and the files of :mod:`dubito.evaluation.style`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def risk_coverage(ax: Axes, errors: ArrayLike, uncertainties: Mapping[str, Array
     left, top = risk_window(wrong)
     for name, uncertainty in uncertainties.items():
         line: dict[str, Any] = {"color": COLORS.get(name, COLORS["ink"]), "linestyle": _DASHES.get(name, "-")}
-        ax.plot(*_risk_curve(_tensor(uncertainty), wrong, left), label=_spoken(name), **line)
+        ax.plot(*_risk_curve(_tensor(uncertainty), wrong, left), label=spoken(name), **line)
     ideal: dict[str, Any] = {"color": COLORS["muted"], "linewidth": 0.8, "linestyle": (0, (1, 2)), "label": "oracle"}
     ax.plot(*_risk_curve(wrong.double() + torch.linspace(0, 0.5, len(wrong)), wrong, left), **ideal)
     ax.set_xlim(left, 1)
@@ -193,24 +193,24 @@ def _risk_curve(uncertainty: Tensor, wrong: Tensor, left: float) -> tuple[Tensor
 # ---- uncertainty ---------------------------------------------------------------------------------------------------
 
 
-def uncertainty_histogram(ax: Axes, groups: Mapping[str, ArrayLike], name: str = "uncertainty", bins: int = 40) -> None:
+def uncertainty_histogram(ax: Axes, groups: Mapping[str, ArrayLike], name: str = "uncertainty") -> None:
     """How an uncertainty is spread in groups of images, e.g. ``right``, ``wrong`` and others (out of distribution).
 
     Each group adds up to 1 whatever its size. The axis is logarithmic.
     """
     values = {group: _array(v) for group, v in groups.items() if len(_array(v))}
     floor, top = _log_range(np.concatenate(list(values.values())))
-    edges = np.geomspace(floor, top, bins + 1)
-    others = iter(("ood", "mutual_information", "entropy"))
+    edges = np.geomspace(floor, top, 41)
+    colors = _group_colors(values)
     for group, numbers in values.items():
         shares = np.histogram(np.clip(numbers, floor, top), edges)[0] / len(numbers)
-        color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
+        color = colors[group]
         ax.stairs(shares, edges, fill=True, color=color, alpha=0.22, linewidth=0)
-        ax.stairs(shares, edges, color=color, linewidth=1.2, label=_spoken(group))
+        ax.stairs(shares, edges, color=color, linewidth=1.2, label=spoken(group))
     _logarithmic(ax, "x", floor, top)
     ax.set_ylim(bottom=0)
     _in_percent(ax.yaxis)
-    ax.set_xlabel(f"{_spoken(name)} uncertainty" if name in ("aleatoric", "epistemic") else _spoken(name))
+    ax.set_xlabel(f"{spoken(name)} uncertainty" if name in ("aleatoric", "epistemic") else spoken(name))
     ax.set_ylabel("share of the group")
     ax.legend()
 
@@ -225,17 +225,22 @@ def uncertainty_scatter(
     across, up = _array(aleatoric), _array(epistemic)
     given = np.asarray(groups)
     ranges = _log_range(across, decades=7), _log_range(up, decades=7)
-    others = iter(("ood", "mutual_information", "entropy"))
-    for group in order or tuple(dict.fromkeys(groups)):
+    for group, color in _group_colors(order or groups).items():
         chosen = given == group
-        color = COLORS[group] if group in ("right", "wrong") else COLORS[next(others, "muted")]
         x, y = (np.clip(v[chosen], *limits) for v, limits in zip((across, up), ranges, strict=True))
-        ax.scatter(x, y, s=4, color=color, alpha=0.55, linewidth=0, label=_spoken(group))
+        ax.scatter(x, y, s=4, color=color, alpha=0.55, linewidth=0, label=spoken(group))
     _logarithmic(ax, "x", *ranges[0])
     _logarithmic(ax, "y", *ranges[1])
     ax.set_xlabel("aleatoric uncertainty")
     ax.set_ylabel("epistemic uncertainty")
     ax.legend(markerscale=2, handletextpad=0.2)
+
+
+def _group_colors(groups: Iterable[str]) -> dict[str, str]:
+    """The colour of each group: right and wrong have their own, others one after the other."""
+    others = iter(("ood", "mutual_information", "entropy"))
+    names = dict.fromkeys(groups)
+    return {name: COLORS[name if name in ("right", "wrong") else next(others, "muted")] for name in names}
 
 
 def noise_response(
@@ -256,16 +261,16 @@ def noise_response(
         _in_percent(ax.yaxis)
     else:
         ax.set_ylim(bottom=0)
-    ax.set_ylabel(f"mean {_spoken(name)}" + (" uncertainty" if name in ("aleatoric", "epistemic") else ""))
+    ax.set_ylabel(f"mean {spoken(name)}" + (" uncertainty" if name in ("aleatoric", "epistemic") else ""))
 
 
 # ---- classes -------------------------------------------------------------------------------------------------------
 
 
-def confusion(ax: Axes, matrix: ArrayLike, class_names: Sequence[str], numbers: bool | None = None) -> None:
+def confusion(ax: Axes, matrix: ArrayLike, class_names: Sequence[str]) -> None:
     """The confusion matrix: a row for each true class, a column for each predicted one.
 
-    Colours are shares of the row. `numbers` None writes the counts if there are at most 20 classes.
+    Colours are shares of the row. Names and counts are written if there are at most 20 classes.
     """
     counts = _array(matrix)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -274,14 +279,13 @@ def confusion(ax: Axes, matrix: ArrayLike, class_names: Sequence[str], numbers: 
     shades = LinearSegmentedColormap.from_list("shade", [(0, 0.45, 0.7, 0), (0, 0.45, 0.7, 1)])
     ax.imshow(shares, cmap=shades, vmin=0, vmax=1, interpolation="nearest")
     ax.grid(False)
+    ax.set_xlabel("predicted class")
+    ax.set_ylabel("true class")
     if size <= 20:
         names = [_shortened(name, 12) for name in class_names]
         long = max(map(len, names)) > 2
         ax.set_xticks(range(size), names, rotation=90 if long else 0, fontsize=6 if size > 10 else 7)
         ax.set_yticks(range(size), names, fontsize=6 if size > 10 else 7)
-    ax.set_xlabel("predicted class")
-    ax.set_ylabel("true class")
-    if numbers if numbers is not None else size <= 20:
         for row, column in np.argwhere(counts > 0):
             color = "#ffffff" if shares[row, column] > 0.5 else COLORS["ink"]
             text = f"{counts[row, column]:.0f}"
@@ -308,6 +312,10 @@ def conformal_set_sizes(ax: Axes, sizes: Mapping[str, ArrayLike]) -> None:
 # ---- images --------------------------------------------------------------------------------------------------------
 
 
+GALLERY_COLUMNS = 3
+"""Images side by side in a gallery."""
+
+
 def gallery(
     ax: Axes,
     images: ArrayLike,
@@ -316,8 +324,6 @@ def gallery(
     class_names: Sequence[str],
     labels: Sequence[int] | None = None,
     names: Sequence[str] = (),
-    columns: int = 3,
-    top: int = 5,
 ) -> None:
     """Images (N, C, H, W) of bytes, each with its most probable classes as bars.
 
@@ -327,12 +333,11 @@ def gallery(
     pixels, chances, bars = np.asarray(images), _array(probs), _array(spread)
     width, height = 2.75, 1.3
     for index in range(len(pixels)):
-        left, bottom = (index % columns) * width, -(index // columns) * height
+        left, bottom = (index % GALLERY_COLUMNS) * width, -(index // GALLERY_COLUMNS) * height
         _gallery_image(ax, pixels[index], left, bottom)
         truth = None if labels is None else int(labels[index])
-        order = likeliest(chances[index], truth, top)
-        for place, number in enumerate(order):
-            y = bottom + 0.88 - place * (0.9 / top)
+        for place, number in enumerate(likeliest(chances[index], truth)):
+            y = bottom + 0.88 - place * 0.18
             color = "right" if number == truth else ("wrong" if place == 0 and truth is not None else "muted")
             length, error = float(chances[index, number]), float(bars[index, number])
             for share, shade in ((1.0, "grid"), (length, color)):
@@ -346,8 +351,8 @@ def gallery(
             ax.text(left + 0.5, bottom - 0.04, title, ha="center", va="top", fontsize=5.5)
         if names:
             ax.text(left, bottom - 0.15, _shortened(names[index], 40), va="top", fontsize=4.5, color=COLORS["muted"])
-    ax.set_xlim(0, columns * width)
-    ax.set_ylim(-(max(len(pixels) - 1, 0) // columns) * height - 0.27, 1.02)
+    ax.set_xlim(0, GALLERY_COLUMNS * width)
+    ax.set_ylim(-(max(len(pixels) - 1, 0) // GALLERY_COLUMNS) * height - 0.27, 1.02)
     ax.set_aspect("equal")
     ax.axis("off")
 
@@ -371,7 +376,7 @@ def _gallery_image(ax: Axes, pixels: NDArray[Any], left: float, bottom: float) -
 # ---- posterior -----------------------------------------------------------------------------------------------------
 
 
-def posterior_by_layer(ax: Axes, layers: Mapping[str, ArrayLike], quantity: str = "mean", bins: int = 80) -> None:
+def posterior_by_layer(ax: Axes, layers: Mapping[str, ArrayLike], quantity: str = "mean") -> None:
     """The distribution of a quantity of the posterior over the weights of each layer, first layer on top.
 
     `quantity` is ``mean``, ``std`` or ``snr``, the signal-to-noise ratio: absolute mean over standard deviation.
@@ -380,12 +385,12 @@ def posterior_by_layer(ax: Axes, layers: Mapping[str, ArrayLike], quantity: str 
     if quantity != "mean":
         ranges = [_log_range(numbers, decades=6) for numbers in values.values()]
         floor, top = min(low for low, _ in ranges), max(high for _, high in ranges)
-        edges = np.geomspace(floor, top, bins + 1)
+        edges = np.geomspace(floor, top, 81)
         _logarithmic(ax, "x", floor, top)
     else:
         limit = max(float(np.quantile(np.abs(numbers), 0.998)) for numbers in values.values()) or 1.0
         floor, top = -limit, limit
-        edges = np.linspace(floor, top, bins + 1)
+        edges = np.linspace(floor, top, 81)
         ax.set_xlim(floor, top)
     color = COLORS[{"mean": "aleatoric", "std": "epistemic"}.get(quantity, "right")]
     for row, numbers in enumerate(values.values()):
@@ -449,7 +454,8 @@ def _tensor(values: ArrayLike) -> Tensor:
     return torch.from_numpy(_array(values))
 
 
-def _spoken(name: str) -> str:
+def spoken(name: str) -> str:
+    """What an uncertainty or a group of images is called in a figure."""
     return "1 − confidence" if name == "confidence" else _shortened(name.replace("_", " "), 24)
 
 

@@ -14,6 +14,7 @@ Each test is one-sided, at 2.5 %: a change that does no harm is called harmful a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -79,11 +80,5 @@ def largest_harmless(levels: Sequence[float], is_harmful: Callable[[float], bool
     >>> largest_harmless([0.5, 0.6, 0.7, 0.8], lambda level: level > 0.65)
     0.6
     """
-    low, high = 0, len(levels)  # all before `low` are harmless, `high` and all after it are harmful
-    while low < high:
-        middle = (low + high) // 2
-        if is_harmful(levels[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return levels[low - 1] if low else None
+    first = bisect_left(levels, True, key=is_harmful)
+    return levels[first - 1] if first else None

@@ -19,10 +19,10 @@ from dubito.data import in_memory, shrunk
 from dubito.decisions.words import percent
 from dubito.evaluation import figures
 from dubito.evaluation.calibration import Conformal, ConformalMethod, temper
-from dubito.evaluation.decided import decided, doubt_of
-from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.decisions import decided, doubt_of
 from dubito.evaluation.evaluation import Evaluation
 from dubito.evaluation.metrics import UNCERTAINTIES, uncertainties
+from dubito.evaluation.predictions import Evaluated
 from dubito.evaluation.style import COLUMN
 from dubito.evaluation.thumbnails import THUMBNAIL, choose_points
 from dubito.layers import BayesLayer
@@ -103,7 +103,7 @@ def probability_std(evaluation: Evaluation, index: Tensor | int) -> Tensor:
     return variance.sqrt() if has_error_bars(evaluation) else torch.zeros_like(variance)
 
 
-def measured(evaluation: Evaluation) -> tuple[str, ...]:
+def useful_uncertainties(evaluation: Evaluation) -> tuple[str, ...]:
     """Uncertainties that are not 0 for every image."""
     useless = () if has_epistemic(evaluation) else ("epistemic", "mutual_information")
     return tuple(name for name in UNCERTAINTIES if name not in useless)
@@ -114,15 +114,6 @@ def other_names(evaluation: Evaluation) -> dict[str, str]:
     short = {name: Path(name).stem if Path(name).suffix == ".npz" else Path(name).name for name in evaluation.ood}
     short = {name: f"{shown} (data)" if shown in ("right", "wrong") else shown for name, shown in short.items()}
     return short if len(set(short.values())) == len(short) else {name: name for name in short}
-
-
-def _labels(part: Evaluated) -> Tensor:
-    assert part.labels is not None
-    return part.labels
-
-
-def _wrong(part: Evaluated) -> Tensor:
-    return part.prediction.label != _labels(part)
 
 
 def _training(evaluation: Evaluation) -> Iterator[Illustration]:
@@ -142,7 +133,7 @@ def _training(evaluation: Evaluation) -> Iterator[Illustration]:
 
 
 def _calibration(evaluation: Evaluation) -> Iterator[Illustration]:
-    probs, labels = evaluation.test.prediction.probs, _labels(evaluation.test)
+    probs, labels = evaluation.test.prediction.probs, evaluation.test.truth
     scaling, conformal = evaluation.metrics["temperature_scaling"], evaluation.metrics["conformal"]
     calibrated = temper(probs, scaling["temperature"]) if scaling else None
     yield Illustration(
@@ -191,29 +182,29 @@ def _decisions(evaluation: Evaluation) -> Iterator[Illustration]:
         "What review buys",
         "Share of errors among the other test images if a person reviews the most doubtful ones (by "
         f"{name.replace('_', ' ')}).{where}",
-        partial(figures.review_curve, errors=_wrong(evaluation.test), doubt=doubt, chosen=chosen, limit=limit),
+        partial(figures.review_curve, errors=evaluation.test.wrong, doubt=doubt, chosen=chosen, limit=limit),
     )
 
 
 def _mistakes(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
-    values = {name: v for name, v in uncertainties(test.prediction).items() if name in measured(evaluation)}
-    left, _ = figures.risk_window(_wrong(test))
+    values = {name: v for name, v in uncertainties(test.prediction).items() if name in useful_uncertainties(evaluation)}
+    left, _ = figures.risk_window(test.wrong)
     zoomed = f" The axis begins at {left:.0%}.".replace("%", " %") if left else ""
     yield Illustration(
         "risk-coverage",
         "Risk against coverage",
         "Error rate among the images that remain when the most uncertain ones are set aside. The "
         f"faster a curve falls to the left, the better that uncertainty finds mistakes.{zoomed}",
-        partial(figures.risk_coverage, errors=_wrong(test), uncertainties=values),
+        partial(figures.risk_coverage, errors=test.wrong, uncertainties=values),
     )
 
 
 def _uncertainty(evaluation: Evaluation) -> Iterator[Illustration]:
     test, others = evaluation.test, other_names(evaluation)
-    wrong = _wrong(test)
+    wrong = test.wrong
     for name in ("aleatoric", "epistemic"):
-        if name not in measured(evaluation):
+        if name not in useful_uncertainties(evaluation):
             continue
         values = getattr(test.prediction, name)
         groups = {"right": values[~wrong], "wrong": values[wrong]}
@@ -245,10 +236,10 @@ def _uncertainty(evaluation: Evaluation) -> Iterator[Illustration]:
 def points(evaluation: Evaluation) -> Points:
     """The images of the scatter plot."""
     test = evaluation.test
-    wrong = _wrong(test)
+    wrong = test.wrong
     chosen = choose_points([*_scores(test), test.prediction.confidence * wrong], TEST_POINTS)
     parts = [(test, chosen)]
-    truth: list[int | None] = _labels(test)[chosen].tolist()
+    truth: list[int | None] = test.truth[chosen].tolist()
     groups = ["wrong" if is_wrong else "right" for is_wrong in wrong[chosen].tolist()]
     for name, shown in other_names(evaluation).items():
         part = evaluation.ood[name]
@@ -284,7 +275,7 @@ def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
     """For every gallery that has any, the numbers of its test images, the most extreme first."""
     if not has_images(evaluation):
         return {}
-    prediction, wrong = evaluation.test.prediction, _wrong(evaluation.test)
+    prediction, wrong = evaluation.test.prediction, evaluation.test.wrong
     chosen = {"most-aleatoric": prediction.aleatoric.argsort(descending=True, stable=True)}
     if has_epistemic(evaluation):
         chosen["most-epistemic"] = prediction.epistemic.argsort(descending=True, stable=True)
@@ -298,7 +289,7 @@ def chosen_images(evaluation: Evaluation) -> dict[str, Tensor]:
 def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
     test = evaluation.test
     for name, index in chosen_images(evaluation).items():
-        rows = -(-len(index) // 3)
+        rows = -(-len(index) // figures.GALLERY_COLUMNS)
         yield Illustration(
             name,
             GALLERIES[name],
@@ -309,7 +300,7 @@ def _galleries(evaluation: Evaluation) -> Iterator[Illustration]:
                 probs=test.prediction.probs[index],
                 spread=probability_std(evaluation, index),
                 class_names=evaluation.class_names,
-                labels=_labels(test)[index].tolist(),
+                labels=test.truth[index].tolist(),
                 names=[test.name_of(number) for number in index.tolist()],
             ),
             (7.0, 1.12 * rows + 0.15),

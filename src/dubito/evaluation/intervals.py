@@ -47,8 +47,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import OptionError
-from dubito.evaluation.bootstrap import Sampled, interval
-from dubito.evaluation.statistics import CALIBRATION_ERRORS
+from dubito.evaluation.bootstrap import CALIBRATION_ERRORS, Sampled, interval
 
 LEVEL = 0.95
 INTERACTION_RESAMPLES = 100

@@ -12,9 +12,9 @@ from torch import Tensor
 from dubito.data import Images, normalize
 from dubito.data.batches import key_seed
 from dubito.evaluation import metrics
-from dubito.evaluation.evaluated import Evaluated
+from dubito.evaluation.bootstrap import MEANS, MeanUncertainties
 from dubito.evaluation.intervals import measure
-from dubito.evaluation.statistics import MEANS, MeanUncertainties
+from dubito.evaluation.predictions import Evaluated
 from dubito.runs.description import DataDescription
 
 BLOCK = 64
@@ -46,11 +46,10 @@ class NoiseLevel:
 
 def noise_level(gamma: float, part: Evaluated, bootstrap: int, seed: int) -> NoiseLevel:
     """Accuracy and mean uncertainties of noisy images, with intervals of aleatoric and epistemic uncertainty."""
-    assert part.labels is not None
     found = measure(lambda left_out: MeanUncertainties(part.without(left_out)), part.units, bootstrap, seed)
     return NoiseLevel(
         gamma=gamma,
-        accuracy=metrics.accuracy(part.prediction.probs, part.labels),
+        accuracy=metrics.accuracy(part.prediction.probs, part.truth),
         **{name: found[name] for name in MEANS},
         aleatoric_interval=found.interval("aleatoric"),
         epistemic_interval=found.interval("epistemic"),

@@ -8,37 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito import __version__
 from dubito.errors import DataError, DubitoError, OptionError, RunError, missing
-from dubito.evaluation.evaluating import evaluate
-from dubito.evaluation.evaluation import Evaluation, kept_settings
-from dubito.evaluation.headline import cards, title_and_lead
+from dubito.evaluation.evaluation import Evaluation, evaluate, kept_settings
 from dubito.evaluation.images import place_of
-from dubito.evaluation.sections import made, sections
 from dubito.evaluation.storage import is_kept
 from dubito.files import write_atomically
 from dubito.foreign import reason_of
 from dubito.prediction import Predictor
 from dubito.runs.run import Run
 from dubito.zoo import find
-
-if TYPE_CHECKING:
-    from dubito.evaluation.illustrations import Illustration
-
-
-@dataclass
-class _Drawn:
-    """The figures of each section, drawn and ready for the page."""
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    sections: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def report(
@@ -141,96 +124,14 @@ def write_report(
     """
     if evaluation.runs:
         network = evaluation.members[0].load(evaluation.metrics["settings"]["checkpoint"])
+    try:
+        from dubito.evaluation.page import compose, draw
+    except ModuleNotFoundError as error:
+        raise missing("A report", error.name, "train") from None
     with torch.no_grad():
-        drawn = _draw(evaluation, network, files=figures is not None)
-        page = _page(evaluation, network, drawn)
-    for name, content in drawn.files.items():
+        shown, files = draw(evaluation, network, files=figures is not None)
+        page = compose(evaluation, network, shown)
+    for name, content in files.items():
         write_atomically(Path(figures or "") / name, content)
     write_atomically(Path(out), page)
     return Path(out)
-
-
-def _draw(evaluation: Evaluation, network: nn.Module | None, files: bool) -> _Drawn:
-    """Every figure once: its files, if wanted, and what goes into the page."""
-    try:
-        from dubito.evaluation import style
-        from dubito.evaluation.illustrations import has_images, illustrations
-    except ModuleNotFoundError as error:
-        raise missing("A report", error.name, "train") from None
-    drawn = _Drawn()
-    for section, found in illustrations(evaluation, network).items():
-        shown = drawn.sections.setdefault(section, [])
-        for illustration in found:
-            # On the page a script draws the scatter plot with its images, and galleries adapt to the screen.
-            is_inline = section != "images" and (illustration.name != "scatter" or not has_images(evaluation))
-            if not (files or is_inline):
-                continue
-            figure = style.draw(illustration.paint, illustration.size)
-            svg = style.to_svg(figure, illustration.name)
-            if files:
-                drawn.files[f"{illustration.name}.png"] = style.to_png(figure)
-                drawn.files[f"{illustration.name}.svg"] = svg.encode()
-            if is_inline:
-                shown.append(_inline(illustration, svg))
-    return drawn
-
-
-def _inline(illustration: Illustration, svg: str) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    from dubito.evaluation.style import inline_svg
-
-    return {
-        "name": illustration.name,
-        "title": illustration.title,
-        "caption": illustration.caption,
-        "svg": Markup(inline_svg(svg, illustration.name, illustration.title)),
-    }
-
-
-def _page(evaluation: Evaluation, network: nn.Module | None, drawn: _Drawn) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    loader = PackageLoader("dubito.evaluation", "templates")
-    templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    title, lead = title_and_lead(evaluation, network)
-    bootstrap = evaluation.metrics["settings"]["bootstrap"]
-    covers = evaluation.test.intervals_cover
-    page: str = templates.get_template("report.html").render(
-        version=__version__,
-        title=title,
-        lead=lead,
-        cards=cards(evaluation),
-        interval_note=f"Intervals are of 95 % and cover the test {covers} ({bootstrap:,} resamples).",
-        sections=sections(evaluation, network, drawn.sections),
-        made=made(evaluation),
-        palette=Markup(_palette()),
-        css=Markup(_source("report.css")),
-        js=Markup(_source("report.js")),
-    )
-    return page
-
-
-def _source(name: str) -> str:
-    from importlib.resources import files
-
-    return (files("dubito.evaluation") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _palette() -> str:
-    """The figures' colours as CSS variables, for both themes."""
-    from dubito.evaluation.style import COLORS, DARK
-
-    def block(colors: dict[str, str], page: str, card: str, scheme: str) -> str:
-        named = {**{name.replace("_", "-"): color for name, color in colors.items()}, "page": page, "card": card}
-        return "".join(f"--{name}: {color}; " for name, color in named.items()) + f"color-scheme: {scheme}"
-
-    light = block(COLORS, "#ffffff", "#fbfcfd", "light")
-    dark = block(DARK, "#0d1117", "#151b23", "dark")
-    return (
-        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f':root[data-theme="light"] {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}'
-    )

@@ -6,24 +6,34 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from markupsafe import Markup
+from torch import nn
 
 from dubito import __version__
 from dubito.decisions import REVIEW, Rule
 from dubito.decisions.words import percent as in_words
-from dubito.evaluation.decided import Decided, decided, finds_mistakes
+from dubito.evaluation.decisions import Decided, decided, finds_mistakes, review
 from dubito.evaluation.evaluation import Evaluation
-from dubito.evaluation.headline import exact_percent, percent
+from dubito.evaluation.figures import likeliest, spoken
+from dubito.evaluation.illustrations import (
+    GALLERIES,
+    chosen_images,
+    has_epistemic,
+    has_error_bars,
+    has_images,
+    other_names,
+    points,
+    posterior_layers,
+    probability_std,
+    useful_uncertainties,
+)
 from dubito.evaluation.metrics import percentile, uncertainties
-from dubito.evaluation.reviewing import review
 from dubito.evaluation.thumbnails import PICTURE, data_uri, sheet
 from dubito.prediction import Prediction
 from dubito.runs.run import Run
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MANY_CLASSES = 20
 OTHER_COLORS = ("ood", "mutual-information", "entropy")
@@ -160,8 +170,6 @@ def _calibration_tables(evaluation: Evaluation) -> Iterable[Table]:
 def _review_table(evaluation: Evaluation) -> Table:
     """So many images are reviewed, so many of the rest are wrong."""
     test, name = evaluation.test, finds_mistakes(evaluation)
-    assert test.labels is not None
-    wrong = test.prediction.label != test.labels
     rows = [
         (
             f"{100 * row.share:g} %",
@@ -169,13 +177,13 @@ def _review_table(evaluation: Evaluation) -> Table:
             " to ".join(exact_percent(edge) for edge in row.interval()).replace(" % to", " to"),
             f"{row.mistakes:,} of {row.left:,}",
         )
-        for row in review(uncertainties(test.prediction)[name], wrong)
+        for row in review(uncertainties(test.prediction)[name], test.wrong)
     ]
     chosen = (
         "because it finds mistakes best on validation images" if len(evaluation.validation) else "which is the default"
     )
     note = (
-        f"The images with the largest {_spoken(name)} are reviewed, {chosen}. Intervals are 95 % "
+        f"The images with the largest {spoken(name)} are reviewed, {chosen}. Intervals are 95 % "
         "intervals over images (Clopper & Pearson)."
     )
     return Table("What review buys", ("reviewed", "error of the rest", "interval", "mistakes left"), rows, note)
@@ -204,7 +212,7 @@ def _causes_text(rule: Rule) -> str:
         f" It is unfamiliar if its novelty is above a limit that {alarm} of familiar images exceed." if alarm else ""
     )
     return (
-        f"An image is reviewed if its {_spoken(rule.score)} is above the threshold of the rule. The "
+        f"An image is reviewed if its {spoken(rule.score)} is above the threshold of the rule. The "
         "reason is the uncertainty that is more unusual compared with validation images: aleatoric "
         f"(ambiguous) or epistemic (undecided, the draws disagree).{refused}"
     )
@@ -225,21 +233,36 @@ def _decision_table(found: Decided) -> Table:
     return Table("What the rule does", ("decision", "images", "share", "wrong"), rows, note)
 
 
-def _spoken(name: str) -> str:
-    return "1 − confidence" if name == "confidence" else name.replace("_", " ")  # noqa: RUF001
+def percent(value: float) -> str:
+    """A share as people read it; nothing below 1 is rounded to 100 %.
+
+    >>> percent(0.987), percent(0.9996), percent(1.0)
+    ('98.7 %', '99.96 %', '100.0 %')
+    """
+    return in_words(value) if 0.9995 <= value < 1 else f"{100 * value:.1f} %"
+
+
+def exact_percent(value: float) -> str:
+    """A share that may be small, with two digits that count, but no more than three after the point.
+
+    >>> exact_percent(0.123), exact_percent(0.00987), exact_percent(0.00004), exact_percent(0.0)
+    ('12.3 %', '0.99 %', '0.004 %', '0 %')
+    """
+    if value == 0:
+        return "0 %"
+    digits = 1 if value >= 0.1 else 2 if value >= 0.001 else 3
+    return f"{100 * value:.{digits}f} %"
 
 
 def _uncertainty_table(evaluation: Evaluation) -> Table:
-    from dubito.evaluation.illustrations import measured, other_names
-
     metrics, others = evaluation.metrics, other_names(evaluation)
     columns = ("", "mean", "mistakes: AUROC", "AURC", *(f"{shown}: AUROC" for shown in others.values()))
     rows = []
-    for name in measured(evaluation):
+    for name in useful_uncertainties(evaluation):
         found = metrics["errors"][name]
         mean = metrics.get(name, 1 - float(evaluation.test.prediction.confidence.double().mean()))
         apart = (_number(metrics["ood"][other][name]["auroc"]) for other in others)
-        rows.append((_spoken(name), f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
+        rows.append((spoken(name), f"{mean:.2g}", _number(found["auroc"]), _number(found["aurc"], "{:.4f}"), *apart))
     note = (
         "AUROC: 1 is perfect, 0.5 is chance. AURC is the area under the risk-coverage curve: lower "
         "is better. The mean aleatoric and epistemic uncertainties are variances, averaged over "
@@ -251,8 +274,6 @@ def _uncertainty_table(evaluation: Evaluation) -> Table:
 
 
 def _bars_text(evaluation: Evaluation) -> str:
-    from dubito.evaluation.illustrations import has_error_bars
-
     errors = ", error bars are plus and minus one epistemic standard deviation" if has_error_bars(evaluation) else ""
     text = f"Bars are mean probabilities{errors}. Green is the true class, orange a wrong prediction."
     if evaluation.test.prediction.novelty is None or evaluation.validation.prediction.novelty is None:
@@ -268,8 +289,6 @@ def _noise_text(evaluation: Evaluation) -> str:
 
 
 def _class_table(evaluation: Evaluation) -> Table:
-    from dubito.evaluation.illustrations import has_epistemic
-
     forms = {"support": "{:,}", "recall": "{:.1%}", "precision": "{:.1%}", "aleatoric": "{:.4f}", "epistemic": "{:.5f}"}
     if not has_epistemic(evaluation):
         del forms["epistemic"]
@@ -287,8 +306,6 @@ def _class_table(evaluation: Evaluation) -> Table:
 
 
 def _posterior_tables(network: nn.Module | None) -> Iterable[Table]:
-    from dubito.evaluation.illustrations import posterior_layers
-
     rows = []
     for name, layer in posterior_layers(network).items():
         mean, std = layer.weight_mean.detach(), layer.weight_std.detach()
@@ -307,8 +324,6 @@ def _posterior_tables(network: nn.Module | None) -> Iterable[Table]:
 
 def _omitted(evaluation: Evaluation, shown: Figures) -> list[str]:
     """Why parts of the report are not there."""
-    from dubito.evaluation.illustrations import chosen_images, has_epistemic, has_images
-
     run = evaluation.members[0] if evaluation.runs else None
     reasons = []
     if not evaluation.ood and run:
@@ -385,10 +400,6 @@ def _number(value: float | None, form: str = "{:.3f}") -> str:
 
 def _scatter(evaluation: Evaluation) -> dict[str, Any] | None:
     """What the script needs to draw the scatter plot and its images."""
-    from markupsafe import Markup
-
-    from dubito.evaluation.illustrations import has_epistemic, has_images, other_names, points
-
     if not (has_epistemic(evaluation) and has_images(evaluation)):
         return None
     shown = points(evaluation)
@@ -447,8 +458,6 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 
 def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
-    from dubito.evaluation.illustrations import GALLERIES, chosen_images, has_error_bars
-
     look = ": look at their error bars" if has_error_bars(evaluation) else ""
     captions = {
         "most-aleatoric": "Would a person be sure?",
@@ -464,13 +473,9 @@ def _galleries(evaluation: Evaluation) -> Iterable[dict[str, Any]]:
 
 
 def _item(evaluation: Evaluation, number: int, found: Decided | None) -> dict[str, Any]:
-    from dubito.evaluation.figures import likeliest
-    from dubito.evaluation.illustrations import has_epistemic, probability_std
-
     test, names = evaluation.test, evaluation.class_names
-    assert test.labels is not None
     prediction = test.prediction[number]
-    truth, label = int(test.labels[number]), int(prediction.label)
+    truth, label = int(test.truth[number]), int(prediction.label)
     kinds = ["aleatoric", "epistemic"] if has_epistemic(evaluation) else ["aleatoric"]
     if prediction.novelty is not None:
         kinds.append("novelty")

@@ -12,13 +12,15 @@ They are kept so that intervals of later comparisons cover the draws. Images are
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import reprlib
-from collections.abc import Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,10 @@ from torch import Tensor
 
 from dubito.class_names import check_class_names
 from dubito.data import Dataset
-from dubito.errors import RunError
-from dubito.evaluation.evaluated import Evaluated
+from dubito.errors import DubitoWarning, RunError
 from dubito.evaluation.images import images_again
 from dubito.evaluation.noise import NoiseLevel
+from dubito.evaluation.predictions import Evaluated
 from dubito.files import write_atomically
 from dubito.foreign import parse_json, read_tensors, read_text, reading
 from dubito.runs.run import Run
@@ -158,6 +160,17 @@ def _stored(
 def is_kept(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds an evaluation."""
     return any((Path(folder) / f"{FILE}.{suffix}").exists() for suffix in ("safetensors", "json"))
+
+
+@contextmanager
+def if_writable(folder: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Inside, `what` the folder keeps is written; if the folder does not allow it, that is a warning and no error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        warnings.warn(f"{folder} cannot be written, so its {what} is not kept.", DubitoWarning, stacklevel=4)
 
 
 def describe(folder: str | os.PathLike[str]) -> dict[str, Any]:

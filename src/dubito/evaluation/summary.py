@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.evaluation import metrics
+from dubito.evaluation.bootstrap import Separations, Statistics
 from dubito.evaluation.calibration import (
     Conformal,
     ConformalMethod,
@@ -18,9 +19,8 @@ from dubito.evaluation.calibration import (
     suitable_coverage,
     temper,
 )
-from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.intervals import Measurement, measure
-from dubito.evaluation.statistics import Separations, Statistics
+from dubito.evaluation.predictions import Evaluated
 
 CURVE_POINTS = 100
 """Coverages at which metrics.json has the risk."""
@@ -54,8 +54,7 @@ def summarize(
     with fewer than three, cover the images alone. `evaluate` adds ``noise`` and ``settings``. A value that does not
     exist is None: the AUROC without any mistake, the threshold of too few images, an empty bin.
     """
-    assert test.labels is not None
-    prediction, labels = test.prediction, test.labels
+    prediction, labels = test.prediction, test.truth
     statistics = Statistics(prediction, labels)
     found = measured(test, bootstrap, seed)
     top = [name for name in found.names if "/" not in name]
@@ -70,8 +69,8 @@ def summarize(
             "equal_mass": vars(metrics.reliability(prediction.probs, labels, equal_mass=True)),
         },
         "ood": {name: _separations(test, part, bootstrap, seed) for name, part in ood.items()},
-        "temperature_scaling": _temperature_scaling(test, validation),
-        "conformal": _conformal(test, validation, coverage, seed),
+        "temperature_scaling": _temperature_scaling(test, validation) if len(validation) else None,
+        "conformal": _conformal(test, validation, coverage, seed) if len(validation) else None,
         "per_class": metrics.per_class(prediction, labels, class_names),
         "confusion": matrix,
     }
@@ -82,9 +81,7 @@ def measured(part: Evaluated, bootstrap: int, seed: int, ranked: Sequence[str] =
 
     `ranked` are the uncertainties that are to find mistakes.
     """
-    labels = part.labels
-    assert labels is not None
-    return measure(lambda left_out: Statistics(part.without(left_out), labels, ranked), part.units, bootstrap, seed)
+    return measure(lambda left_out: Statistics(part.without(left_out), part.truth, ranked), part.units, bootstrap, seed)
 
 
 def _errors(statistics: Statistics, measurement: Measurement) -> dict[str, dict[str, Any]]:
@@ -120,19 +117,15 @@ def _separations(own: Evaluated, other: Evaluated, bootstrap: int, seed: int) ->
     return found
 
 
-def _temperature_scaling(test: Evaluated, validation: Evaluated) -> dict[str, Any] | None:
+def _temperature_scaling(test: Evaluated, validation: Evaluated) -> dict[str, Any]:
     """The temperature that fits the validation images, and what it does to the test images."""
-    assert test.labels is not None
-    assert validation.labels is not None
-    if not len(validation):
-        return None
-    temperature = fit_temperature(validation.prediction.probs, validation.labels)
+    temperature = fit_temperature(validation.prediction.probs, validation.truth)
     probs = test.prediction.probs
     return {
         "temperature": temperature,
         "images": len(validation),
-        "before": _calibrated(probs, test.labels),
-        "after": _calibrated(temper(probs, temperature), test.labels),
+        "before": _calibrated(probs, test.truth),
+        "after": _calibrated(temper(probs, temperature), test.truth),
     }
 
 
@@ -145,20 +138,35 @@ def _calibrated(probs: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def _conformal(test: Evaluated, validation: Evaluated, coverage: float | None, seed: int) -> dict[str, Any] | None:
-    assert test.labels is not None
-    assert validation.labels is not None
-    if not len(validation):
-        return None
+def _conformal(test: Evaluated, validation: Evaluated, coverage: float | None, seed: int) -> dict[str, Any]:
     if coverage is None:
-        mistakes = int((~metrics.hits(validation.prediction.probs, validation.labels)).sum())
-        coverage = suitable_coverage(mistakes, len(validation))
+        coverage = suitable_coverage(int(validation.wrong.sum()), len(validation))
     found: dict[str, Any] = {"requested": coverage, "images": len(validation)}
     for method in ConformalMethod:
-        fitted = Conformal.fit(validation.prediction.probs, validation.labels, coverage, method.value, seed=seed)
-        sets = set_metrics(fitted.sets(test.prediction.probs), test.labels)
+        fitted = Conformal.fit(validation.prediction.probs, validation.truth, coverage, method.value, seed=seed)
+        sets = set_metrics(fitted.sets(test.prediction.probs), test.truth)
         found[method.value] = {"threshold": fitted.threshold, "randomized": fitted.is_randomized, **sets}
     return found
+
+
+def about_chance(errors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Names each uncertainty whose interval of AUROC does not lie above one half; empty if there is none.
+
+    `errors` is what metrics hold of finding mistakes. An uncertainty without an interval, for want of mistakes, is not
+    judged.
+
+    >>> about_chance({"epistemic": {"auroc": 0.486, "auroc_interval": [0.441, 0.53]}})
+    'No better than chance at finding mistakes: epistemic (AUROC 0.486, 95 % interval 0.441 to 0.530).'
+    >>> about_chance({"entropy": {"auroc": 0.9, "auroc_interval": [0.8, 0.95]}})
+    ''
+    """
+    named = []
+    for name, found in errors.items():
+        low, high = found["auroc_interval"]
+        if found["auroc"] is not None and low is not None and high is not None and low <= 0.5:
+            words = name.replace("_", " ")
+            named.append(f"{words} (AUROC {found['auroc']:.3f}, 95 % interval {low:.3f} to {high:.3f})")
+    return f"No better than chance at finding mistakes: {', '.join(named)}." if named else ""
 
 
 def plain(value: Any) -> Any:

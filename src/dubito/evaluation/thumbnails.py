@@ -52,7 +52,7 @@ def sheet(images: Tensor) -> Sheet:
     return Sheet(_encoded(_pixels(picture), "PNG" if channels == 1 else "JPEG"), columns, side, count)
 
 
-def choose_points(scores: list[Tensor], count: int, seed: int = 0) -> Tensor:
+def choose_points(scores: list[Tensor], count: int) -> Tensor:
     """At most `count` of the images, in ascending order: the highest of each score, and others at random.
 
     Up to half of them are extremes, so that the crowd is seen too.
@@ -65,7 +65,7 @@ def choose_points(scores: list[Tensor], count: int, seed: int = 0) -> Tensor:
     left = torch.ones(total, dtype=torch.bool)
     left[extremes] = False
     others = left.nonzero().squeeze(1)
-    shuffled = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))
+    shuffled = torch.randperm(len(others), generator=torch.Generator().manual_seed(0))
     return torch.cat([extremes, others[shuffled[: count - len(extremes)]]]).sort().values
 
 

@@ -84,10 +84,8 @@ def make_graph(
     fitted = fitted or Fitted()
     if fitted.rule is not None and fitted.rule.needs_novelty and fitted.novelty is None:
         raise OptionError("The rule needs the novelty of an image, but none is exported: give novelty too.")
-    count, calibrated = (
-        samples if kind is What.DRAWS else 1,
-        False if fitted.temperature is None else fitted.temperature,
-    )
+    count = samples if kind is What.DRAWS else 1
+    calibrated = False if fitted.temperature is None else fitted.temperature
     predictor = Predictor(network, count, METHODS[kind], calibrated=calibrated)
     predictor.use(fitted.novelty)
     if fitted.rule is not None:

@@ -79,7 +79,8 @@ def compose(results: Path, link: str) -> str:
     contents = read(results)
     budget = next(iter(contents.values()))["budget"] if contents else results.name
     judged = judge(contents)
-    earlier = {one.claim.name: before(days, one.verdict) for one in judged if (days := _recorded(results, one))}
+    known = verdicts(results)
+    earlier = {one.claim.name: before(known.get(one.claim.name, []), one.verdict) for one in judged}
     parts = [
         "# Reproduction",
         f"Does {PAPER} hold when it is done again with dubito? {_counts(judged, earlier)}",
@@ -93,10 +94,6 @@ def compose(results: Path, link: str) -> str:
     parts += ["## How this was made", _made(contents, budget, link), *_settings(contents)]
     parts += _trials(results.parent / "trials", os.path.join(os.path.dirname(link), "trials"))
     return "\n\n".join(parts) + "\n"
-
-
-def _recorded(results: Path, one: Judged) -> list[tuple[str, str]]:
-    return verdicts(results).get(one.claim.name, [])
 
 
 def _counts(judged: Sequence[Judged], earlier: dict[str, str]) -> str:
@@ -144,7 +141,7 @@ def _of_what(contents: Contents, budget: str) -> str:
 def _verdicts(judged: Iterable[Judged], earlier: dict[str, str]) -> str:
     rows = []
     for one in judged:
-        was = earlier.get(one.claim.name, "")
+        was = earlier[one.claim.name]
         rows.append((one.claim.text, f"**{one.verdict}**", one.sentence, f"**changed**, was: {was}" if was else ""))
     return markdown(("the paper's claim", "verdict", "what was measured", "earlier"), rows)
 

@@ -69,9 +69,14 @@ def _courses(content: Content) -> Figure:
         axes.set_xlabel("epoch")
     for axes in grid[:, 0]:
         axes.set_ylabel("validation NLL")
-    known = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=len(known))
+    _legend(figure)
     return figure
+
+
+def _legend(figure: Figure) -> None:
+    """One legend above all axes."""
+    known = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=len(known))
 
 
 def _points(curve: list[dict[str, float]]) -> tuple[list[float], list[float]]:
@@ -185,8 +190,7 @@ def _heads(rows: list[Content]) -> Figure:
         if name != "nearly_zero":
             axes.axvline(0.5, color=COLORS["muted"], linestyle=":", linewidth=1)
         axes.set_xlabel(title)
-    known = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(known.values(), known.keys(), loc="outside upper center", ncols=len(known))
+    _legend(figure)
     return figure
 
 
@@ -225,8 +229,7 @@ def _noise_levels(found: list[Content]) -> Figure:
         axes.set_xlabel("noise level γ")
         axes.set_ylabel("aleatoric uncertainty")
         axes.set_title(f"normalised over the {axis}")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    _legend(figure)
     return figure
 
 

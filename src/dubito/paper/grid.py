@@ -212,7 +212,7 @@ class Grid:
 
     def _carry(self, engine: Engine) -> None:
         """Let an engine's workers run the cells; how far each of them is is read from its run folder."""
-        make = partial(_Carried, self.budget, self.runs.resolve(), self.deadline, self.threads)
+        make = partial(_CellRunner, self.budget, self.runs.resolve(), self.deadline, self.threads)
         with self._watched():
             try:
                 while self._next() is not None:  # again for cells that start from others, once these are finished
@@ -335,8 +335,8 @@ class Grid:
                 os.kill(worker.process.pid, signal.SIGINT)
 
 
-class _Carried:
-    """What an engine's worker does: run the cells that it is given."""
+class _CellRunner:
+    """What a worker does, this machine's or an engine's: run the cells that it is given."""
 
     def __init__(self, budget: Budget, runs: Path, deadline: float | None, threads: int) -> None:
         import torch
@@ -346,9 +346,19 @@ class _Carried:
         torch.set_num_threads(threads)
         self.budget, self.runs, self.deadline = budget, runs, deadline
 
-    def __call__(self, cell: Cell) -> tuple[str, str, float]:
+    def __call__(self, cell: Cell, report: Report = lambda doing, share: None) -> tuple[str, str, float]:
         """Run a cell, or go on with it; gives its status, and why it failed."""
-        return _result(cell, self.budget, self.runs, lambda doing, share: None, self.deadline)
+        from dubito.training import InterruptedTraining
+
+        try:
+            run_cell(cell, self.budget, self.runs, report, self.deadline)
+        except (InterruptedTraining, KeyboardInterrupt, SystemExit) as stop:
+            return "stopped", str(stop), 0.0
+        except Exception as error:
+            say(traceback.format_exc(), err=True)
+            text = " ".join(str(error).split())
+            return "failed", text if isinstance(error, DubitoError) else f"{type(error).__name__}: {text}", 0.0
+        return "finished", "", 1.0
 
 
 def _lines(file: Path) -> int:
@@ -365,11 +375,7 @@ def _work(
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the grid alone, which passes it on once
     log = (runs / f"worker-{number}.log").open("a", buffering=1, encoding="utf-8")
     sys.stdout = sys.stderr = log
-    warnings.simplefilter("ignore")
-    keep_freed_memory()
-    import torch
-
-    torch.set_num_threads(threads)
+    run = _CellRunner(budget, runs, deadline, threads)
     last = 0.0
 
     def report(doing: str, share: float) -> None:
@@ -385,20 +391,6 @@ def _work(
         except (EOFError, OSError, KeyboardInterrupt):
             return
         try:
-            pipe.send(_result(cell, budget, runs, report, deadline))
+            pipe.send(run(cell, report))
         except OSError:
             return
-
-
-def _result(cell: Cell, budget: Budget, runs: Path, report: Report, deadline: float | None) -> tuple[str, str, float]:
-    from dubito.training import InterruptedTraining
-
-    try:
-        run_cell(cell, budget, runs, report, deadline)
-    except (InterruptedTraining, KeyboardInterrupt, SystemExit) as stop:
-        return "stopped", str(stop), 0.0
-    except Exception as error:
-        say(traceback.format_exc(), err=True)
-        text = " ".join(str(error).split())
-        return "failed", text if isinstance(error, DubitoError) else f"{type(error).__name__}: {text}", 0.0
-    return "finished", "", 1.0

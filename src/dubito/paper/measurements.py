@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dubito.evaluation import Evaluation, compare
-from dubito.evaluation.metrics import hits
 from dubito.files import write_atomically
 from dubito.paper.cells import Budget, Cell, settings
 from dubito.paper.grid import is_finished, require_same_settings
@@ -58,7 +57,7 @@ class Finished:
 
     def facts(self) -> dict[str, Any]:
         """Settings, commit, hardware, seed and command of the training."""
-        environment = json.loads((self.run.path / "environment.json").read_text(encoding="utf-8"))
+        environment = self.run.environment()
         done = json.loads((self.run.path / "finished.json").read_text(encoding="utf-8"))
         given = self.run.config.to_dict()
         given |= {name: Path(given[name]).name for name in ("data", "init")}  # no path of this machine
@@ -116,8 +115,6 @@ def uncertainty_row(found: Finished) -> dict[str, Any]:
     """The measured part of a row of table 2."""
     metrics, epochs = found.evaluation.metrics, found.epochs
     test = found.evaluation.test
-    assert test.labels is not None
-    wrong = ~hits(test.prediction.probs, test.labels)
     row: dict[str, Any] = {"accuracy": 100 * metrics["accuracy"]}
     for name in ("aleatoric", "epistemic"):
         values = [epoch[f"val_{name}"] for epoch in epochs]
@@ -125,7 +122,7 @@ def uncertainty_row(found: Finished) -> dict[str, Any]:
         row[f"{name}_last_epoch"] = values[-1]
         row[f"{name}_test"] = metrics[name]
         row[f"{name}_median"] = float(getattr(test.prediction, name).double().quantile(0.5))
-        row[f"{name}_correlation"] = correlation(getattr(test.prediction, name), wrong)
+        row[f"{name}_correlation"] = correlation(getattr(test.prediction, name), test.wrong)
         row[f"{name}_auroc"] = metrics["errors"][name]["auroc"]
     row["nearly_zero"] = float((test.prediction.probs < NEARLY_ZERO).double().mean())
     return row

@@ -189,19 +189,11 @@ def _noise(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Co
             about[cell.name] = response
         for (gamma, value), level in zip(published.NOISE.items(), levels, strict=True):
             prints = {"image": value if cell.model == "vgg16" else None}
-            rows.append({"gamma": gamma, **_row(cell, _without_gamma(level), prints)})
-    return {"rows": rows, "about": about, "image": _first_image(found)}
-
-
-def _without_gamma(level: Content | None) -> Content | None:
-    return None if level is None else {name: value for name, value in level.items() if name != "gamma"}
-
-
-def _first_image(found: dict[Cell, Finished]) -> list[list[int]] | None:
-    for done in found.values():
-        pixels: list[list[int]] = done.run.open_data().test().images[0, 0].tolist()
-        return pixels
-    return None
+            measured = level and {name: value for name, value in level.items() if name != "gamma"}
+            rows.append({"gamma": gamma, **_row(cell, measured, prints)})
+    first = next(iter(found.values()), None)
+    image = first and first.run.open_data().test().images[0, 0].tolist()
+    return {"rows": rows, "about": about, "image": image}
 
 
 def _regularisation(cells: list[Cell], found: dict[Cell, Finished], budget: Budget) -> Content:

@@ -356,7 +356,7 @@ class Predictor:
         """Take the novelty and the rule that were saved with a network: for one that was loaded into an instance."""
         from dubito.decisions import FILE as RULE
         from dubito.decisions import Rule
-        from dubito.decisions.stored import METHOD
+        from dubito.decisions.rule import METHOD
 
         novelty, rule = Path(folder) / FILE, Path(folder) / RULE
         if novelty.exists() and self.head.classifies:

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from dubito.errors import OptionError, unknown
 from dubito.foreign import read_yaml, reason_of
@@ -23,7 +23,7 @@ def _setting(default: Any, help: str) -> Any:  # the word that Typer uses too
     return field(default=default, metadata={"help": help})
 
 
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 """How errors call the types of settings."""
 
 LONGEST = {"class_weights": 10**6}
@@ -167,27 +167,9 @@ class TrainingConfig:
     tensorboard: bool = _setting(False, "Also write logs for TensorBoard into the run folder.")
 
     def __post_init__(self) -> None:
-        at_least = {
-            "members": 1,
-            "epochs": 1,
-            "batch_size": 1,
-            "samples": 1,
-            "validation_samples": 1,
-            "devices": 1,
-            "num_nodes": 1,
-            "crop": 0,
-            "workers": 1,
-            "size": 0,
-            "l2": 0,
-            "relative_std": 0,
-            "clip": 0,
-            "hessian_rate": 0,
-            "temperature": 0,
-            "warmup_epochs": 0,
-            "seed": 0,
-            "split_seed": -1,
-            "checkpoint_minutes": 0,
-        }
+        counts = ("members", "epochs", "batch_size", "samples", "validation_samples", "devices", "num_nodes", "workers")
+        rates = ("l2", "relative_std", "clip", "hessian_rate", "temperature", "warmup_epochs", "checkpoint_minutes")
+        at_least = {**dict.fromkeys(counts, 1), **dict.fromkeys(("crop", "size", "seed", *rates), 0), "split_seed": -1}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
@@ -447,11 +429,11 @@ def restore(stored: Any) -> TrainingConfig:
 
 def _settled(merged: dict[str, Any]) -> TrainingConfig:
     """Settings of the right names and types, checked together."""
-    known = {f.name: f for f in fields(TrainingConfig)}
+    known = get_type_hints(TrainingConfig)
     for name, value in merged.items():
         if name not in known:
             raise OptionError(unknown("setting", name, known))
-        merged[name] = _checked(name, value, str(known[name].type))
+        merged[name] = _checked(name, value, known[name])
     own = _own_activation(merged.get("model", TrainingConfig.model))
     if merged.get("activation", "own") == "own":
         merged["activation"] = own
@@ -504,15 +486,12 @@ def _own_activation(name: str) -> str:
     return "own" if own is None else own.value
 
 
-def _checked(name: str, value: Any, annotation: str) -> Any:
+def _checked(name: str, value: Any, kind: Any) -> Any:
     """`value` in the setting's type, or an error that names it."""
-    if annotation.startswith("Literal"):
-        choices = [choice.strip().strip("\"'") for choice in annotation[len("Literal[") : -1].split(",")]
+    if choices := get_args(kind):
         if not isinstance(value, str) or value not in choices:
             raise OptionError(unknown(name, value, choices))
         return value
-    kinds: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-    kind = kinds[annotation]
     fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float, str))
     if kind is int and isinstance(value, float):
         fits = value.is_integer()
@@ -523,7 +502,7 @@ def _checked(name: str, value: Any, annotation: str) -> Any:
             return kind(value)
     except (ValueError, OverflowError):
         pass
-    raise OptionError(f"{name} is {reprlib.repr(value)}, but must be {KINDS[annotation]}.")
+    raise OptionError(f"{name} is {reprlib.repr(value)}, but must be {KINDS[kind]}.")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

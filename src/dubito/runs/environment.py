@@ -37,13 +37,14 @@ def environment(seed: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         **{name: value for name, value in rounding().items() if name != "torch"},
-        "versions": {package: _version(package) for package in PACKAGES},
+        "versions": {package: version_of(package) for package in PACKAGES},
         "seed": seed,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:

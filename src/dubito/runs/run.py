@@ -98,12 +98,14 @@ class Run:
 
     def write_settings(self) -> None:
         """Write environment and configuration; the latter last, so that a folder that has it is a run."""
+        import yaml
+
         self.write("environment.json", json.dumps(environment(self.config.seed), indent=2) + "\n")
         if self.config.model.startswith("hf:"):
             from dubito.models.hugging_face import configuration
 
             self.write("network.json", json.dumps(configuration(self.config.model), indent=2) + "\n")
-        self.write("config.yaml", _to_yaml(self.settings()))
+        self.write("config.yaml", yaml.safe_dump(self.settings(), sort_keys=False, allow_unicode=True))
 
     def settings(self) -> dict[str, Any]:
         """What config.yaml holds, as plain values."""
@@ -239,10 +241,7 @@ class Run:
         """
         source = self.open_data(moved)
         trained, held_out = source.parts(self.config.validation_fraction, self.config.seed_of_split)
-        if len(trained) != self.data.num_data or source.class_names != self.data.class_names:
-            raise RunError(
-                f"{source.name} has changed since {self.path} was trained on it: the held-out images are unknown."
-            )
+        self._require_unchanged(source.name, len(trained), source.class_names)
         return trained, held_out
 
     def split(self, whole: Dataset) -> tuple[Tensor, Tensor]:
@@ -254,11 +253,12 @@ class Run:
         from dubito.data import split_validation
 
         kept, held_out = split_validation(whole.labels, self.config.validation_fraction, self.config.seed_of_split)
-        if len(kept) != self.data.num_data or whole.class_names != self.data.class_names:
-            raise RunError(
-                f"{whole.name} has changed since {self.path} was trained on it: the held-out images are unknown."
-            )
+        self._require_unchanged(whole.name, len(kept), whole.class_names)
         return kept, held_out
+
+    def _require_unchanged(self, name: str, kept: int, class_names: tuple[str, ...]) -> None:
+        if kept != self.data.num_data or class_names != self.data.class_names:
+            raise RunError(f"{name} has changed since {self.path} was trained on it: the held-out images are unknown.")
 
     def has_checkpoint(self, name: str) -> bool:
         """Whether `name`.safetensors exists."""
@@ -412,12 +412,6 @@ def fitting(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
         if name in learning and floats and not bool(fit[name].isfinite().all()):
             raise ValueError(f"{name} has values that are not finite")
     return fit
-
-
-def _to_yaml(content: dict[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def _digest(file: Path) -> str:

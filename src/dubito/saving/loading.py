@@ -164,15 +164,12 @@ def _read_ensemble(folder: Path, content: Mapping[str, Any], into: Into, depth: 
     members = [
         read_network(folder / member_folder(number), instance, depth + 1) for number, instance in enumerate(given)
     ]
-    network = ensemble(members, head=None if all(_has_head(member) for member in members) else heads[0])
+    bare = any(getattr(member, "probability_head", None) is None for member in members)
+    network = ensemble(members, head=heads[0] if bare else None)
     network.heads = tuple(heads)
     if content["draws_dropout"]:
         network.draws_dropout = True  # type: ignore[assignment]
     return network
-
-
-def _has_head(network: nn.Module) -> bool:
-    return getattr(network, "probability_head", None) is not None
 
 
 def _read_single(folder: Path, content: Mapping[str, Any], into: nn.Module | None) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from http import HTTPStatus
@@ -24,12 +23,11 @@ from dubito.evaluation.thumbnails import data_uri
 from dubito.memory import give_back_memory
 from dubito.serving.answer import predictions
 from dubito.serving.batching import Batcher, Job, Predicted
-from dubito.serving.changes import rotate, to_bytes
-from dubito.serving.decoding import count_pixels, decode_images
-from dubito.serving.documentation import STYLE, documentation
+from dubito.serving.documentation import documentation
 from dubito.serving.guard import Access, Guard
+from dubito.serving.images import count_pixels, decode_images, rotate, to_bytes
 from dubito.serving.limits import Limits
-from dubito.serving.measuring import CONTENT_TYPE, Measures
+from dubito.serving.metrics import CONTENT_TYPE, Measures
 from dubito.serving.model import DRAWING, ServedModel
 from dubito.serving.refusal import REFUSALS, Refusal, RefusedError, busy
 from dubito.serving.request import PredictionRequest, parse_request, request_schema
@@ -41,17 +39,11 @@ KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
 }
 """The page's files; others are not served."""
 DECODERS = 2
 """Threads that decode images."""
-
-Points = Sequence[tuple[float | None, float | None]]
 
 
 class Service:
@@ -93,12 +85,11 @@ class Service:
 
     async def answer(self, request: PredictionRequest, upload: Upload, deadline: float) -> dict[str, Any]:
         """The answer to a request; its upload is let go as soon as its images are decoded."""
-        options = request.options
+        options, points = request.options, request.points
         method = self._method(request)
-        points = self._points(request)
         drawn = method in DRAWING
         with self.traffic.prepare():
-            images, previews = await self._decode(request, points, deadline)
+            images, previews = await self._decode(request, deadline)
             request.files.clear()
             upload.let_go()
             samples, seed = (options.samples or self.model.samples, options.seed or 0) if drawn else (1, 0)
@@ -145,13 +136,7 @@ class Service:
                 f"at most {self.limits.max_draws:,}; ask for fewer.",
             )
 
-    @staticmethod
-    def _points(request: PredictionRequest) -> Points:
-        """Noise and rotation of each prediction."""
-        points = request.points
-        return points if len(request.files) == 1 else points * len(request.files)
-
-    async def _decode(self, request: PredictionRequest, points: Points, deadline: float) -> tuple[Tensor, list[str]]:
+    async def _decode(self, request: PredictionRequest, deadline: float) -> tuple[Tensor, list[str]]:
         """What `_prepare` gives, once its pixels have their turn."""
         loop = asyncio.get_running_loop()
         pixels = await loop.run_in_executor(self._decoders, count_pixels, request.files, self.limits.max_pixels)
@@ -161,18 +146,18 @@ class Service:
             raise busy("The server is busy with many large images; try again later.") from None
         self.traffic.grown |= pixels > LARGE
         try:
-            return await loop.run_in_executor(self._decoders, self._prepare, request, points)
+            return await loop.run_in_executor(self._decoders, self._prepare, request)
         finally:
             self._pixels.give(pixels)
 
-    def _prepare(self, request: PredictionRequest, points: Points) -> tuple[Tensor, list[str]]:
+    def _prepare(self, request: PredictionRequest) -> tuple[Tensor, list[str]]:
         """The images as the network takes them, and what they look like if that was asked for."""
         decoded = decode_images(request.files, self.model.data)
-        sources = decoded * len(points) if len(decoded) == 1 else decoded
+        sources = decoded * len(request.points) if len(decoded) == 1 else decoded
         seed = request.options.seed or 0
         changed = [
             add_pixel_noise(rotate(image, rotation or 0), noise or 0, torch.Generator().manual_seed(seed))
-            for image, (noise, rotation) in zip(sources, points, strict=True)
+            for image, (noise, rotation) in zip(sources, request.points, strict=True)
         ]
         previews = [data_uri(to_bytes(image)) for image in changed] if request.options.preview else []
         return self.model.prepare(torch.stack(changed)), previews
@@ -238,17 +223,12 @@ def _add_model(app: FastAPI, service: Service, access: Access) -> None:
 
 def _add_page(app: FastAPI, service: Service) -> None:
     # Names are looked up here and never joined to a path: nothing else can be read.
-    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS} if PAGE.is_dir() else {}
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in KINDS}
     fresh = {"Cache-Control": "no-cache"}
 
-    def described(request: Request) -> Response:
-        return HTMLResponse(documentation(app, service.model, service.limits, str(request.base_url)), headers=fresh)
-
     @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        if "index.html" not in files:
-            return described(request)
-        return FileResponse(files["index.html"], media_type=KINDS[".html"], headers=fresh)
+    async def page() -> Response:
+        return await static("index.html")
 
     @app.get("/static/{name:path}", include_in_schema=False)
     async def static(name: str) -> Response:
@@ -262,11 +242,11 @@ def _add_page(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:
-        return described(request)
+        return HTMLResponse(documentation(app, service.model, service.limits, str(request.base_url)), headers=fresh)
 
     @app.get("/docs.css", include_in_schema=False)
     async def style() -> Response:
-        return Response(STYLE, media_type=KINDS[".css"], headers=fresh)
+        return await static("docs.css")
 
 
 def _add_failures(app: FastAPI) -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -170,10 +169,6 @@ class Batcher:
         start = 0
         for job in jobs:
             stop = start + len(job.images)
-            _give(job.future, predicted.part(start, stop))
+            if not job.future.done():
+                job.future.set_result(predicted.part(start, stop))
             start = stop
-
-
-def _give(future: Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)

@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from dubito.serving.limits import Limits
     from dubito.serving.model import ServedModel
 
-STYLE = """:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem }
-pre, code { font: 14px/1.5 ui-monospace, monospace }
-pre { padding: .8rem; overflow-x: auto; border: 1px solid #8886; border-radius: 6px }
-table { border-collapse: collapse; width: 100% }
-fieldset { display: flex; flex-wrap: wrap; gap: .8rem 1.2rem; align-items: center }
-fieldset { min-width: 0; border: 1px solid #8886; border-radius: 6px; margin: 0 0 1rem; padding: .8rem }
-fieldset label { display: inline-flex; gap: .4rem; align-items: center }
-fieldset label { max-width: 100% }
-input[type=number] { width: 6rem }
-input[type=file] { min-width: 0 }
-input, select, button { font: inherit; max-width: 100% }
-button { padding: .2rem 1rem }
-#command { white-space: pre-wrap; overflow-wrap: anywhere }
-#answer { max-height: 28rem; overflow: auto }
-td:first-child { white-space: nowrap }
-th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 }
-"""
-
 
 def documentation(app: FastAPI, model: ServedModel, limits: Limits, address: str) -> str:
     """The page as HTML; `address` is where the server was found."""

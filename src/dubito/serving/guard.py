@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -22,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dubito.serving.limits import Limits
-from dubito.serving.measuring import Measures
+from dubito.serving.metrics import Measures
 from dubito.serving.refusal import RefusedError
 from dubito.serving.traffic import Traffic
 
@@ -122,20 +121,10 @@ class Guard:
     """The application behind these checks, as an ASGI application."""
 
     def __init__(
-        self,
-        app: Any,
-        access: Access,
-        limits: Limits,
-        traffic: Traffic,
-        measures: Measures,
-        paths: Collection[str],
+        self, app: Any, access: Access, limits: Limits, traffic: Traffic, measures: Measures, paths: Collection[str]
     ) -> None:
-        self._app = app
-        self._access = access
-        self._limits = limits
-        self._traffic = traffic
-        self._measures = measures
-        self._paths = paths
+        self._app, self._access, self._paths = app, access, paths
+        self._limits, self._traffic, self._measures = limits, traffic, measures
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -187,8 +176,7 @@ class Guard:
 
 
 async def _send_refusal(refusal: RefusedError, send: Send) -> None:
-    content = json.dumps({"error": str(refusal)}).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(content)), **refusal.headers}
+    headers, content = refusal.answer()
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
     await send({"type": "http.response.body", "body": content})

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.data import DATASETS, normalize
-from dubito.decisions.stored import METHOD, find_rule
+from dubito.data import DATASETS
+from dubito.decisions.rule import METHOD, find_rule
 from dubito.errors import DubitoError, OptionError, unknown
 from dubito.prediction import Prediction, Predictor
 from dubito.prediction.dropout import drawn_dropout
@@ -101,11 +101,10 @@ class Predictors:
 
     def _make_room(self, size: int) -> None:
         """Drop the predictors that were used longest ago, until there is room for one of so many bytes."""
-        while self._kept and (len(self._kept) >= self._most or self._bytes() + size > self._most_bytes):
+        while self._kept and (
+            len(self._kept) >= self._most or sum(map(self._bytes_of, self._kept)) + size > self._most_bytes
+        ):
             self._kept.popitem(last=False)
-
-    def _bytes(self) -> int:
-        return sum(map(self._bytes_of, self._kept))
 
     def _bytes_of(self, key: tuple[str, int, int]) -> int:
         method, samples, _ = key
@@ -224,10 +223,6 @@ class ServedModel:
         """Float images (N, C, H, W) in [0, 1] as the network takes them."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.data.mean, self.data.std))
         return (images - mean) / std
-
-    def prepare_bytes(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) of bytes as the network takes them."""
-        return normalize(images, self.data.mean, self.data.std)
 
     def predict(self, jobs: Sequence[Job]) -> Predicted:
         """The prediction of all images of jobs with the same method, draws and seed, in their order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from pydantic import BaseModel
 
 from dubito.errors import DubitoError
@@ -37,6 +39,11 @@ class RefusedError(DubitoError):
     def headers(self) -> dict[str, str]:
         """Extra headers of the answer."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+    def answer(self) -> tuple[dict[str, str], bytes]:
+        """All headers and the body."""
+        content = json.dumps({"error": str(self)}).encode()
+        return {"Content-Type": "application/json", "Content-Length": str(len(content)), **self.headers}, content
 
 
 def busy(sentence: str, retry_after: float = 1) -> RefusedError:

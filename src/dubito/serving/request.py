@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from dubito.serving.decoding import decode_base64
+from dubito.serving.images import decode_base64
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError
 
@@ -112,13 +113,14 @@ class PredictionRequest:
     files: list[bytes]
     options: Options
 
-    @property
+    @cached_property
     def points(self) -> list[tuple[float | None, float | None]]:
-        """Noise and rotation of each prediction that the first image gets; one image may have several."""
+        """Noise and rotation of each prediction: one image may have several, several have one each."""
         given: list[list[Any]] = [self.options.noise or [None], self.options.rotation or [None]]
         count = max(len(values) for values in given)
         noise, rotation = (values * count if len(values) == 1 else values for values in given)
-        return list(zip(noise, rotation, strict=True))
+        points = list(zip(noise, rotation, strict=True))
+        return points if len(self.files) == 1 else points * len(self.files)
 
 
 async def parse_request(body: bytes, headers: Headers, limits: Limits) -> PredictionRequest:
@@ -133,7 +135,11 @@ async def parse_request(body: bytes, headers: Headers, limits: Limits) -> Predic
         raise RefusedError(415, f"{given}, but must be multipart/form-data or application/json.")
     if not files:
         raise RefusedError(400, "The request has no images: send at least one as 'images'.")
-    request = PredictionRequest(files, _options(fields))
+    try:
+        options = Options.model_validate(fields)
+    except ValidationError as error:
+        raise RefusedError(422, _sentence(error)) from None
+    request = PredictionRequest(files, options)
     _check(request, limits)
     return request
 
@@ -203,7 +209,7 @@ async def _from_form(body: bytes, headers: Headers, limits: Limits) -> tuple[lis
         raise RefusedError(400, "The body is not valid multipart/form-data.") from None
     files: list[bytes] = []
     fields: dict[str, Any] = {}
-    async with _closing(form):
+    try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name not in ("images", "images[]"):
@@ -217,26 +223,10 @@ async def _from_form(body: bytes, headers: Headers, limits: Limits) -> tuple[lis
                 raise RefusedError(422, f"The field {name[:_SHOWN]!r} is given twice.")
             else:
                 fields[name] = value
+    finally:
+        await form.close()
     _check_count(len(files), limits)
     return files, fields
-
-
-class _closing:
-    def __init__(self, form: Any) -> None:
-        self._form = form
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._form.close()
-
-
-def _options(fields: Mapping[str, Any]) -> Options:
-    try:
-        return Options.model_validate(fields)
-    except ValidationError as error:
-        raise RefusedError(422, _sentence(error)) from None
 
 
 def _sentence(error: ValidationError) -> str:
@@ -264,7 +254,7 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
     options = request.options
     lengths = {name: len(getattr(options, name) or [0]) for name in _MANY}
     points = max(lengths.values())
-    if 0 in lengths.values() or any(options_list == [] for options_list in (options.noise, options.rotation)):
+    if [] in (options.noise, options.rotation):
         raise RefusedError(422, "noise or rotation is an empty list, but must hold at least one number.")
     if points > 1:
         if len(request.files) > 1:
@@ -275,7 +265,7 @@ def _check(request: PredictionRequest, limits: Limits) -> None:
             raise RefusedError(
                 413, f"noise or rotation has {points} numbers, but at most {limits.max_images} are allowed."
             )
-        if sorted(lengths.values())[0] not in (1, points):
+        if min(lengths.values()) not in (1, points):
             raise RefusedError(
                 422,
                 f"noise has {lengths['noise']} numbers and rotation {lengths['rotation']}, but both must have as many, "

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import ctypes
 import ipaddress
-import json
 import math
 import signal
 import socket
@@ -28,11 +27,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dubito.errors import DubitoError
 from dubito.memory import give_back_memory
 from dubito.serving.application import Service, application
-from dubito.serving.connections import Connections
 from dubito.serving.guard import Access
 from dubito.serving.limits import Limits
 from dubito.serving.refusal import RefusedError, busy
-from dubito.serving.traffic import Traffic
+from dubito.serving.traffic import Connections, Traffic
 
 NOTICE = 0.3
 """Seconds that a stopping server still takes connections, so that /health and late requests say that it is stopping."""
@@ -323,12 +321,11 @@ class _Protocol(H11Protocol):
         self._refused = True
         self._stop_timer()
         self.others.leave(self)
-        content = json.dumps({"error": str(refusal)}).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
-        headers |= refusal.headers
-        response: list[Any] = [h11.Response(status_code=refusal.status, headers=list(headers.items()))]
+        headers, content = refusal.answer()
+        response = h11.Response(status_code=refusal.status, headers=[*headers.items(), ("Connection", "close")])
+        events: list[Any] = [response, h11.Data(data=content), h11.EndOfMessage()]
         with contextlib.suppress(h11.LocalProtocolError):
-            for event in (*response, h11.Data(data=content), h11.EndOfMessage()):
+            for event in events:
                 self.transport.write(self.conn.send(event) or b"")
         self.flow.resume_reading()
         self.transport.write_eof()

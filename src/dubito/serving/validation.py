@@ -18,12 +18,11 @@ from torch import Tensor
 from dubito.data import DATASETS, status
 from dubito.errors import DataError, RunError
 from dubito.evaluation.calibration import Conformal
-from dubito.evaluation.drawn import draw, joined
-from dubito.evaluation.evaluating import inputs_and_labels
 from dubito.evaluation.images import shown
 from dubito.evaluation.metrics import percentile
+from dubito.evaluation.predictions import inputs_and_labels, predicted
 from dubito.evaluation.thumbnails import data_uri
-from dubito.evaluation.validating import record, validation_of
+from dubito.evaluation.validation import record, validation_of
 from dubito.prediction.novelty import FALSE_ALARM
 from dubito.runs.run import Run
 from dubito.runs.validation import Validation
@@ -103,8 +102,8 @@ def find_usual(
     """What is usual for the model: its run's record, or one made of batches; an error says why there is none."""
     if batches is not None:
         inputs, labels = inputs_and_labels(batches)
-        drawn = draw(model.predictors("weights", model.samples), inputs)
-        part = joined("validation", shown(inputs, model.data), labels, drawn)
+        predictor = model.predictors("weights", model.samples)
+        part = predicted("validation", shown(inputs, model.data), labels, predictor, inputs)
         return Usual(record(part, samples=model.samples))
     run = model.run
     if run is None:

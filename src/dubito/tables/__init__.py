@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dubito.tables.batches import BatchPredictor
-from dubito.tables.columns import Columns, PredictFunction, make_predict_fn
+from dubito.tables.columns import BatchPredictor, Columns, PredictFunction, make_predict_fn
 from dubito.tables.parts import Parts
 from dubito.tables.predicting import ChunkPredictor, predict_parts
 from dubito.tables.sources import Chunk, Listing

@@ -3,13 +3,21 @@
     predict = make_predict_fn("runs/first")
     columns = predict([first_bytes, second_bytes])      # {"label": array(["7", "2"], ...), "confidence": ...}
 
+Ray Data makes a `BatchPredictor` an actor and calls it with columns:
+
+    images = ray.data.read_images("s3://bucket/photos", mode="RGB", size=(224, 224))   # or read_parquet, ...
+    images.map_batches(
+        BatchPredictor, fn_constructor_args=("runs/photos",), fn_constructor_kwargs={"image": "image"},
+        compute=ray.data.ActorPoolStrategy(size=8), batch_size=1024,
+    ).write_parquet("s3://bucket/predictions")
+
 An image that cannot be read is a row with its `error`, whose numbers are NaN and whose words are None.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +29,7 @@ from torch import Tensor
 
 from dubito.data import images_at_once, normalize
 from dubito.data.reading import read_ahead
-from dubito.errors import DubitoError, OptionError
+from dubito.errors import DubitoError, OptionError, unknown
 from dubito.evaluation.calibration import NO_CLASS, Conformal
 from dubito.models.trust import trusting
 from dubito.prediction import Prediction, Predictor
@@ -202,3 +210,23 @@ def make_predict_fn(
         temperature=temperature if calibrated else None,
         batch_size=batch_size,
     )
+
+
+class BatchPredictor:
+    """Columns in, columns out: the column of images is replaced by the columns of :func:`make_predict_fn`.
+
+    Args:
+        run: a run, its folder, or a folder of :func:`dubito.save`.
+        image: the column of images: bytes of files, paths, or pixels.
+        settings: as :func:`make_predict_fn` takes them.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], image: str = "bytes", **settings: Any) -> None:
+        self.image, self.predict = image, make_predict_fn(run, **settings)
+
+    def __call__(self, batch: Mapping[str, Any]) -> Columns:
+        """The columns of a batch without its images, and its predictions."""
+        if self.image not in batch:
+            raise OptionError(unknown("column of images", self.image, batch))
+        kept = {name: np.asarray(column) for name, column in batch.items() if name != self.image}
+        return {**kept, **self.predict(batch[self.image])}

@@ -11,9 +11,9 @@ import glob
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +88,10 @@ class TableChunk(Chunk):
         images, names, truth = _table_columns(self.table)
         wanted = [name for name in dict.fromkeys((images, names, truth)) if name is not None]
         rows = _rows(self.table, file, self.group, wanted, self.start, self.count)
-        pictures = [
-            _fetched(picture) if isinstance(picture, str) and "://" in picture else picture
-            for picture in _pictures(rows[images])
-        ]
-        first = _group_start(self.table, self.group) + self.start
+        # A picture may be a structure that has bytes.
+        values = [value["bytes"] if isinstance(value, dict) else value for value in rows[images]]
+        pictures = [_fetched(value) if isinstance(value, str) and "://" in value else value for value in values]
+        first = _group_starts(self.table)[self.group] + self.start
         named = rows[names] if names else [f"{self.table}/{first + row}" for row in range(self.count)]
         truths = rows[truth] if truth else [None] * self.count
         return Images([b"" if picture is None else picture for picture in pictures], list(map(str, named)), truths)
@@ -151,31 +150,29 @@ class Listing:
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks in their order."""
-        number = 0
+        return (make(number) for number, make in enumerate(self._makers()))
+
+    def _makers(self) -> Iterator[Callable[[int], Chunk]]:
+        """What makes each chunk once its number is known."""
         seen: set[str] = set()
         files: list[tuple[str, str | None]] = []
         for argument in self.arguments:
             if _is_table(argument) or _is_dataset(argument):
-                for chunk in self._files(files, number):
-                    yield chunk
-                    number += 1
+                yield from self._of_files(files)
                 files = []
-                make = self._of_dataset if _is_dataset(argument) else self._of_tables
-                for chunk in make(argument, number):
-                    yield chunk
-                    number += 1
+                yield from self._of_dataset(argument) if _is_dataset(argument) else self._of_tables(argument)
                 continue
             for file in self._named(argument, seen):
                 files.append(file)
                 if len(files) == self.size:
-                    yield from self._files(files, number)
-                    number, files = number + 1, []
-        yield from self._files(files, number)
+                    yield from self._of_files(files)
+                    files = []
+        yield from self._of_files(files)
 
-    def _files(self, files: Sequence[tuple[str, str | None]], number: int) -> Iterator[Chunk]:
+    def _of_files(self, files: Sequence[tuple[str, str | None]]) -> Iterator[Callable[[int], Chunk]]:
         if files:
             paths, truths = zip(*files, strict=True)
-            yield FileChunk(number, len(files), paths, truths)
+            yield partial(FileChunk, count=len(files), paths=paths, truths=truths)
 
     def _named(self, argument: str, seen: set[str]) -> Iterator[tuple[str, str | None]]:
         """The files of one argument, with their true classes."""
@@ -210,21 +207,20 @@ class Listing:
         names = [parent.name for parent in file.relative_to(folder).parents]  # nearest first; the last is the folder
         return next((name for name in names[:-1] if name in self.data.class_names), None)
 
-    def _of_dataset(self, name: str, number: int) -> Iterator[Chunk]:
+    def _of_dataset(self, name: str) -> Iterator[Callable[[int], Chunk]]:
         count = len(_test_images(name, self.data))
         for start in range(0, count, self.size):
-            yield DatasetChunk(number, min(self.size, count - start), name, start)
-            number += 1
+            yield partial(DatasetChunk, count=min(self.size, count - start), name=name, start=start)
 
-    def _of_tables(self, argument: str, number: int) -> Iterator[Chunk]:
+    def _of_tables(self, argument: str) -> Iterator[Callable[[int], Chunk]]:
         for table in _tables(argument):
             _table_columns(table)  # refuses one without images
             metadata = _table(table).metadata
             for group in range(metadata.num_row_groups):
                 count = metadata.row_group(group).num_rows
                 for start in range(0, count, self.size):
-                    yield TableChunk(number, min(self.size, count - start), table, group, start)
-                    number += 1
+                    rows = min(self.size, count - start)
+                    yield partial(TableChunk, count=rows, table=table, group=group, start=start)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -419,11 +415,6 @@ def _require_bounded(count: int, most: int | None) -> None:
         raise ValueError(f"rows of it take {count} bytes, but may take {most}, see {variable('max_unpacked_bytes')}")
 
 
-def _pictures(column: list[Any]) -> list[Any]:
-    """The values of a column of images, which may be structures that have bytes."""
-    return [value["bytes"] if isinstance(value, dict) else value for value in column]
-
-
 @lru_cache(maxsize=64)
 def _group_starts(table: str) -> list[int]:
     metadata = _table(table).metadata
@@ -431,10 +422,6 @@ def _group_starts(table: str) -> list[int]:
     for group in range(metadata.num_row_groups):
         starts.append(starts[-1] + metadata.row_group(group).num_rows)
     return starts
-
-
-def _group_start(table: str, group: int) -> int:
-    return _group_starts(table)[group]
 
 
 _TESTS: dict[tuple[str, DataDescription], Dataset] = {}

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from dubito.data import DATASETS, Fit
 from dubito.errors import NonFiniteError, OptionError, RunError, missing, unknown
-from dubito.evaluation.familiarity import fit_novelty, run_novelty
-from dubito.evaluation.validating import validate
+from dubito.evaluation.novelty import fit_novelty, run_novelty
+from dubito.evaluation.validation import validate
 from dubito.files import refuse_existing
 from dubito.foreign import reading
 from dubito.heads import balanced_class_weights

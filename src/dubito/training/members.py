@@ -15,9 +15,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError
-from dubito.evaluation.familiarity import fit_novelty
 from dubito.evaluation.images import held_out_images
-from dubito.evaluation.validating import validate
+from dubito.evaluation.novelty import fit_novelty
+from dubito.evaluation.validation import validate
 from dubito.files import new_folder, refuse_existing, write_atomically
 from dubito.runs.config import TrainingConfig
 from dubito.runs.run import MEMBERS, Run

@@ -1,7 +1,11 @@
-"""From untrusted bytes to an image.
+"""From untrusted bytes to an image, and what the page's sliders do to it.
 
 Only a few formats are tried, and format and size are known from the header before a pixel is decoded: a small file that
 claims to be a huge image costs nothing. Nothing in a request is ever taken for the name of a file.
+
+Noise is that of `dubito evaluate`: gamma times standard normal noise is added to pixels in [0, 1], and the sum is not
+clipped. Rotation is about the centre, in degrees, counter-clockwise and bilinear; new pixels get the colour of the
+image's border.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import binascii
 import io
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dubito.data.images import SERVED_FORMATS
@@ -83,3 +88,34 @@ def _decode(content: bytes, name: str, data: DataDescription) -> Tensor:
         raise RefusedError(422, str(error)) from None
     except MemoryError:
         raise RefusedError(413, f"{name} needs more memory than there is; shrink it.") from None
+
+
+def rotate(image: Tensor, degrees: float) -> Tensor:
+    """Rotate an image (C, H, W) of bytes.
+
+    >>> image = torch.tensor([[[1, 2], [3, 4]]], dtype=torch.uint8)
+    >>> rotate(image, 90).tolist()
+    [[[2, 4], [1, 3]]]
+    """
+    if degrees % 360 == 0:
+        return image
+    import numpy as np
+    from PIL import Image
+
+    pixels = image.numpy()
+    border = np.concatenate([pixels[:, 0], pixels[:, -1], pixels[:, 1:-1, 0], pixels[:, 1:-1, -1]], axis=1)
+    fill = [int(value) for value in np.median(border, axis=1)]
+    planes = [
+        np.asarray(Image.fromarray(plane).rotate(degrees, Image.Resampling.BILINEAR, fillcolor=colour))
+        for plane, colour in zip(pixels, fill, strict=True)
+    ]
+    return torch.from_numpy(np.stack(planes))
+
+
+def to_bytes(image: Tensor) -> Tensor:
+    """A float image as bytes; values outside [0, 1] are clipped.
+
+    >>> to_bytes(torch.tensor([-1.0, 0.5, 2.0])).tolist()
+    [0, 128, 255]
+    """
+    return (image.clamp(0, 1) * 255).round().byte()

@@ -1,21 +1,95 @@
-"""The head of a report: what was trained, and the few numbers that matter with a plain sentence on each."""
+"""The page of a report: its head with the few numbers that matter, and its sections with everything inside."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from torch import nn
 
-from dubito.decisions.words import percent as in_words
-from dubito.evaluation.chance import about_chance
+from dubito import __version__
+from dubito.evaluation import style
 from dubito.evaluation.evaluation import Evaluation
+from dubito.evaluation.illustrations import has_images, illustrations, other_names
+from dubito.evaluation.sections import Figures, made, percent, sections
+from dubito.evaluation.summary import about_chance
 
+TEMPLATES = "templates"
 MODELS = {"lenet5": "LeNet-5", "alexnet": "AlexNet", "vgg16": "VGG16"}
 KINDS = {"vi": "Bayesian", "frequentist": "Frequentist", "dropout": "MC dropout"}
+
+
+def draw(evaluation: Evaluation, network: nn.Module | None, *, files: bool) -> tuple[Figures, dict[str, bytes]]:
+    """Every figure once: what of it goes into each section of the page, and its PNG and SVG files, if wanted."""
+    sections: dict[str, list[dict[str, Any]]] = {}
+    written: dict[str, bytes] = {}
+    for section, found in illustrations(evaluation, network).items():
+        shown = sections.setdefault(section, [])
+        for illustration in found:
+            name, title = illustration.name, illustration.title
+            # On the page a script draws the scatter plot with its images, and galleries adapt to the screen.
+            is_inline = section != "images" and (name != "scatter" or not has_images(evaluation))
+            if not (files or is_inline):
+                continue
+            figure = style.draw(illustration.paint, illustration.size)
+            svg = style.to_svg(figure, name)
+            if files:
+                written |= {f"{name}.png": style.to_png(figure), f"{name}.svg": svg.encode()}
+            if is_inline:
+                inline = Markup(style.inline_svg(svg, name, title))
+                shown.append({"name": name, "title": title, "caption": illustration.caption, "svg": inline})
+    return sections, written
+
+
+def compose(evaluation: Evaluation, network: nn.Module | None, shown: Figures) -> str:
+    """The page with these figures in its sections."""
+    loader = PackageLoader("dubito.evaluation", TEMPLATES)
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    title, lead = title_and_lead(evaluation, network)
+    bootstrap = evaluation.metrics["settings"]["bootstrap"]
+    covers = evaluation.test.intervals_cover
+    return templates.get_template("report.html").render(
+        version=__version__,
+        title=title,
+        lead=lead,
+        cards=cards(evaluation),
+        interval_note=f"Intervals are of 95 % and cover the test {covers} ({bootstrap:,} resamples).",
+        sections=sections(evaluation, network, shown),
+        made=made(evaluation),
+        palette=Markup(_palette()),
+        css=Markup(_source("report.css")),
+        js=Markup(_source("report.js")),
+    )
+
+
+def _source(name: str) -> str:
+    return (files_of("dubito.evaluation") / TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _palette() -> str:
+    """The figures' colours as CSS variables, for both themes."""
+
+    def block(colors: dict[str, str], page: str, card: str, scheme: str) -> str:
+        named = {**{name.replace("_", "-"): color for name, color in colors.items()}, "page": page, "card": card}
+        return "".join(f"--{name}: {color}; " for name, color in named.items()) + f"color-scheme: {scheme}"
+
+    light = block(style.COLORS, "#ffffff", "#fbfcfd", "light")
+    dark = block(style.DARK, "#0d1117", "#151b23", "dark")
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f':root[data-theme="light"] {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}'
+    )
+
+
+# ---- the head ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,8 +172,6 @@ def cards(evaluation: Evaluation) -> list[Card]:
 
 
 def _doubt_cards(evaluation: Evaluation) -> Iterable[Card]:
-    from dubito.evaluation.illustrations import other_names
-
     metrics = evaluation.metrics
     name, found = _best(metrics["errors"])
     if name:
@@ -140,27 +212,6 @@ def _best(scores: dict[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     known = {name: found for name, found in scores.items() if found["auroc"] is not None}
     name = max(known, key=lambda key: known[key]["auroc"], default="")
     return name, known.get(name, {})
-
-
-def percent(value: float) -> str:
-    """A share as people read it; nothing below 1 is rounded to 100 %.
-
-    >>> percent(0.987), percent(0.9996), percent(1.0)
-    ('98.7 %', '99.96 %', '100.0 %')
-    """
-    return in_words(value) if 0.9995 <= value < 1 else f"{100 * value:.1f} %"
-
-
-def exact_percent(value: float) -> str:
-    """A share that may be small, with two digits that count, but no more than three after the point.
-
-    >>> exact_percent(0.123), exact_percent(0.00987), exact_percent(0.00004), exact_percent(0.0)
-    ('12.3 %', '0.99 %', '0.004 %', '0 %')
-    """
-    if value == 0:
-        return "0 %"
-    digits = 1 if value >= 0.1 else 2 if value >= 0.001 else 3
-    return f"{100 * value:.{digits}f} %"
 
 
 def _between(interval: Sequence[float | None] | None, form: Any) -> str:

@@ -5,9 +5,7 @@ The predictor is the default one: 10 draws of the best weights with seed 0. See 
 
 from __future__ import annotations
 
-import errno
 import math
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +13,13 @@ import torch
 from torch import Tensor
 
 from dubito.data import Dataset, images_at_once, in_memory
-from dubito.errors import DubitoError, DubitoWarning, RunError
+from dubito.errors import DubitoError, RunError
 from dubito.evaluation import metrics
 from dubito.evaluation.calibration import Conformal, fit_temperature, suitable_coverage
-from dubito.evaluation.drawn import draw, joined
-from dubito.evaluation.evaluated import Evaluated
 from dubito.evaluation.images import held_out_images
 from dubito.evaluation.noise import noisy_batches
+from dubito.evaluation.predictions import Evaluated, predicted
+from dubito.evaluation.storage import if_writable
 from dubito.evaluation.summary import measured
 from dubito.prediction import Prediction, Predictor
 from dubito.progress import progress_bar
@@ -66,20 +64,20 @@ def validate(run: Run, held_out: Dataset, *, progress: bool = False) -> Validati
     with progress_bar("Predicting validation images", len(images), shown=progress) as advance:
         predictor = Predictor(run.load(), SAMPLES, seed=SEED)
         predictor.use_novelty(run)  # but no rule: the run's is fitted to what is made here
-        drawn = draw(predictor, noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance))
-    part = joined(f"{held_out.name}/validation", images, labels, drawn)
+        batches = noisy_batches(images, run.data, 0.0, images_at_once(run.data.size), SEED, advance)
+        part = predicted(f"{held_out.name}/validation", images, labels, predictor, batches)
     made = record(part)
     made = replace(made, calibration=replace(made.calibration, **origin))
-    _keep(run, made)
+    with if_writable(run.path, "validation record"):
+        run.write_validation(made)
     return made
 
 
 def record(part: Evaluated, samples: int = SAMPLES) -> Validation:
     """The record of predictions of labelled images that training has not seen, by so many draws."""
-    assert part.labels is not None
-    shown = _examples(part.prediction, part.labels)
+    shown = _examples(part.prediction, part.truth)
     examples = in_memory(part.images[shown])
-    return Validation(part.prediction, part.labels, examples, shown, calibrate(part, samples))
+    return Validation(part.prediction, part.truth, examples, shown, calibrate(part, samples))
 
 
 def recorded(run: Run, validation: Validation) -> Evaluated:
@@ -89,8 +87,7 @@ def recorded(run: Run, validation: Validation) -> Evaluated:
 
 def calibrate(part: Evaluated, samples: int = SAMPLES) -> Calibration:
     """What is fitted to predictions of labelled images that training has not seen."""
-    assert part.labels is not None
-    prediction, labels = part.prediction, part.labels
+    prediction, labels = part.prediction, part.truth
     mistakes = int((~metrics.hits(prediction.probs, labels)).sum())
     coverage = suitable_coverage(mistakes, len(part))
     threshold = Conformal.fit(prediction.probs, labels, coverage, "lac").threshold
@@ -123,17 +120,6 @@ def _scores(part: Evaluated) -> dict[str, Score]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _keep(run: Run, made: Validation) -> None:
-    try:
-        run.write_validation(made)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        warnings.warn(
-            f"{run.path} cannot be written, so its validation record is not kept.", DubitoWarning, stacklevel=4
-        )
 
 
 def _examples(prediction: Prediction, labels: Tensor) -> Tensor:
