@@ -39,7 +39,10 @@ PLAIN = ("accuracy", "nll", "ece")
 NETWORKS = {
     "lenet5": ("--data mnist --model lenet5 --epochs 10", "fashion-mnist"),
     "alexnet": ("--data cifar10 --model alexnet --epochs 10 --precision bf16", "cifar100"),
-    "resnet20": ("--data cifar10 --model resnet20 --epochs 20 --validation-fraction 0.05", "cifar100"),
+    "resnet20": (
+        "--data cifar10 --model resnet20 --epochs 20 --validation-fraction 0.05 --precision bf16",
+        "cifar100",
+    ),
 }
 """The settings of each network, and images of other things."""
 TWIN, ENSEMBLE = "twin", "ensemble"

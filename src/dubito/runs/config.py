@@ -370,6 +370,11 @@ RESIDUAL_BY_INFERENCE: dict[str, dict[str, Any]] = {
 """Where the preset ``default`` differs for residual networks: the recipe that they are usually trained by; draws of
 weights, because the noise of ``local`` averages out before the global pooling."""
 
+SMALL_RESIDUAL = ("resnet20", "resnet32", "resnet56")
+SMALL_RESIDUAL_PLAIN: dict[str, Any] = {"optimizer": "muon", "learning_rate": 4e-3, "l2": 0.1}
+"""What these do otherwise without posteriors. In 20 epochs on CIFAR-10, a ResNet-20 has a validation NLL of 0.272 with
+muon, and of 0.279 with SGD and crops of 2 pixels. In larger networks muon's products of matrices cost too much."""
+
 NATURAL: dict[str, Any] = {
     "learning_rate": 0.2,
     "estimator": "weight",
@@ -403,7 +408,10 @@ def configure(preset: str = "default", file: str | os.PathLike[str] | None = Non
     if preset == "default":
         of_model = WIDER_NETWORKS.get(model, {})
         if "resnet" in model:
-            of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(str(given.get("inference", "vi")), {})}
+            inference = str(given.get("inference", "vi"))
+            of_model = {**RESIDUAL, **RESIDUAL_BY_INFERENCE.get(inference, {})}
+            if model in SMALL_RESIDUAL and inference != "vi" and "optimizer" not in given:
+                of_model.update(SMALL_RESIDUAL_PLAIN)
         if given.get("inference") == "dropout":
             of_model = {**of_model, **NARROW_NETWORKS.get(model, {})}
     named = PRESETS[preset]
