@@ -1,4 +1,4 @@
-"""What all Bayesian layers share: posteriors of their weight and bias, and an estimator, and which one is in force.
+"""What all Bayesian layers share: posteriors of weight and bias, an estimator, and which estimator is in force.
 
 `layer.train()` draws with the layer's estimator, `layer.eval()` uses the mean. `layer.weight_mean` and
 `layer.weight_std` are the moments of the weight, whatever the family of its posterior.
