@@ -8,6 +8,7 @@ import pytest
 
 from dubito.cli import failure
 from dubito.cli.failure import guarded
+from dubito.engines import ENGINES, LocalEngine
 from dubito.errors import DubitoWarning
 
 
@@ -162,3 +163,11 @@ def test_a_helper_process_does_not_tell_that_the_main_one_ended(
     assert capsys.readouterr().err == ""
     assert fails("something else") == 1
     assert capsys.readouterr().err.startswith("Process 1: RuntimeError: something else")
+
+
+def test_a_training_is_refused_by_an_engine_that_only_predicts(dubito, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "mine", LocalEngine)
+    result = dubito("train", "--engine", "mine")
+    assert result.code == 1
+    assert "engine is 'mine', but a training runs on local or ray" in result.err
+    assert_one_sentence(result.err)

@@ -79,6 +79,21 @@ def test_folders_globs_and_files_give_the_same_rows(dubito, digits_run: Path, pi
     assert tables["files"] == tables["folder"] == tables["glob"] == tables["both"]
 
 
+def test_a_table_of_paths_and_labels_has_the_truth(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    table = pictures[0].parent / "labelled.csv"
+    lines = [f"{path.relative_to(table.parent)},{number},test" for number, path in enumerate(pictures)]
+    table.write_text("\n".join(["path,label,split", *lines, "gone.png,3,test"]))
+    assert dubito("predict", digits_run, table, "--sort", "given", "--out", "table.csv").code == 0
+    rows = read(Path("table.csv"))
+    assert [row["path"] for row in rows] == [*map(str, pictures), str(table.parent / "gone.png")]
+    assert [row["truth"] for row in rows] == [*map(str, range(len(pictures))), "3"]
+    assert "does not exist" in rows[-1]["error"]
+    table.write_text("file,class\na.png,3\n")
+    result = dubito("predict", digits_run, table)
+    assert result.code == 1
+    assert "labelled.csv must have the columns path and label, named in its first line." in result.err
+
+
 def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
     assert (
         dubito("predict", digits_run, "digits", "--sort", "given", "--out", "table.csv", "--batch-size", 100).code == 0

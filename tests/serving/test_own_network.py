@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import dubito
 from dubito.errors import OptionError
 from dubito.serving.batching import Job
 from dubito.serving.model import ServedModel
+from dubito.serving.server import _Server
 from dubito.serving.validation import find_usual
 
 SCRIPT = """
@@ -101,3 +103,17 @@ def test_a_script_serves_its_network_and_stops_in_order() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_server_in_a_thread_leaves_signals_to_the_main_thread() -> None:
+    server = object.__new__(_Server)
+
+    def handlers_inside() -> list[object]:
+        with server.capture_signals():
+            return [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)]
+
+    before = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handlers_inside).result() == before
+    assert handlers_inside() == [server.handle_exit] * 2
+    assert [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)] == before

@@ -11,8 +11,11 @@ import pytest
 
 import dubito
 from dubito.errors import OptionError
+from dubito.estimators import ESTIMATORS, Weight
+from dubito.heads import HEADS, SoftmaxHead
 from dubito.runs.config import restore
 from dubito.training import configure
+from dubito.variational.families import FAMILIES, StdPosterior
 
 
 def test_the_papers_preset_is_its_appendix() -> None:
@@ -65,6 +68,19 @@ def test_flags_override_the_file_and_the_file_the_preset(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", dubito.models.names())
 def test_every_network_of_the_registry_can_be_chosen(name: str) -> None:
     assert configure(model=name).model == name
+
+
+def test_registered_heads_estimators_and_posteriors_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEADS, "mine", SoftmaxHead)
+    monkeypatch.setitem(ESTIMATORS, "mine", Weight)
+    monkeypatch.setitem(FAMILIES, "mine", StdPosterior)
+    config = configure(head="mine", estimator="mine", posterior="mine")
+    assert (config.head, config.estimator, config.posterior) == ("mine", "mine", "mine")
+    for setting in ("head", "estimator", "posterior"):
+        with pytest.raises(OptionError, match=rf"{setting} is 'yours', but must be one of .*'mine'"):
+            configure(**{setting: "yours"})
+    with pytest.raises(OptionError, match="head is 'gaussian', but must be one of 'softplus', 'softmax'"):
+        configure(head="gaussian")  # which does not classify
 
 
 @pytest.mark.parametrize(

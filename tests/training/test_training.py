@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -242,6 +244,43 @@ def test_a_users_trainer_tests_predicts_and_loads_from_its_checkpoint(tmp_path: 
     assert tested["test_accuracy"] == pytest.approx(right)
     assert tested["test_nll"] == pytest.approx(nll, rel=1e-5)
     assert tested["test_epistemic"] == pytest.approx(expected.epistemic.mean().item(), rel=1e-5)
+
+
+def test_a_network_that_does_not_say_how_many_classes_it_has_is_told_what_to_give() -> None:
+    network = dubito.attach_head(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "softmax")
+    with pytest.raises(OptionError, match=r"\(Sequential\) does not say how many classes .*: give num_classes"):
+        Classifier(network, 24, 1)
+    assert Classifier(network, 24, 1, num_classes=3).hparams["num_classes"] == 3
+
+
+def test_a_users_training_that_goes_on_from_its_checkpoint_is_one_that_never_stopped(tmp_path: Path) -> None:
+    images, labels = torch.randn(24, 1, 4, 4), torch.arange(24) % 3
+    loader = DataLoader(TensorDataset(images, labels), batch_size=8)
+    first = dubito.to_bayesian(Own(), head="softmax", estimator="weight")
+
+    def fitted(epochs: int, checkpoint: Path | None = None) -> tuple[pl.Trainer, Classifier]:
+        module = Classifier(copy.deepcopy(first), 24, 2, optimizer="natural", learning_rate=0.1, seed=0)
+        trainer = users_trainer(max_epochs=epochs)
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        return trainer, module
+
+    fitted(1)[0].save_checkpoint(tmp_path / "half.ckpt")
+    _, resumed = fitted(2, tmp_path / "half.ckpt")
+    _, whole = fitted(2)
+    assert_identical(whole.network.state_dict(), resumed.network.state_dict())
+
+
+def test_a_trainer_without_a_last_epoch_can_train_too() -> None:
+    def stop(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        trainer.should_stop = True
+
+    module = Classifier(dubito.to_bayesian(Own(), head="softmax"), 8, 5, optimizer="natural")
+    trainer = users_trainer(max_epochs=-1, callbacks=[LambdaCallback(on_train_epoch_end=stop)])
+    trainer.fit(module, DataLoader(TensorDataset(torch.randn(8, 1, 4, 4), torch.arange(8) % 3), batch_size=4))
+    assert trainer.global_step == 2
+    assert trainer.optimizers[0].param_groups[0]["hessian_rate"] == pytest.approx(
+        0.25 / 10_000
+    )  # as if nothing is known
 
 
 def test_the_validation_metrics_are_those_of_one_predictor_with_the_epochs_seed(whole: Path) -> None:

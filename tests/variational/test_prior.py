@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 import dubito
 from dubito.errors import OptionError, ShapeError
 from dubito.variational.prior import (
+    PRIORS,
     EmpiricalPrior,
     FanInPrior,
     GaussianPrior,
@@ -260,6 +261,12 @@ def test_given_prior_object_is_not_changed_or_shared():
 def test_number_that_is_no_standard_deviation_is_refused(given):
     with pytest.raises(OptionError, match=rf"prior is {given!r}, but a standard deviation must be positive and finite"):
         make_prior(given)
+
+
+def test_a_new_prior_is_one_line_in_the_table(monkeypatch):
+    monkeypatch.setitem(PRIORS, "narrow", lambda: GaussianPrior(std=0.01))
+    layer = dubito.BayesLinear(3, 2, prior="narrow")
+    assert float(prior_of(layer).std) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("given", ["uniform", "", "Standard"])

@@ -86,9 +86,9 @@ def predict(
         list[str],
         typer.Argument(
             metavar="IMAGES",
-            help="Image files, folders (with sub-folders), quoted globs, lists of paths (.txt) or tables of "
-            "paths or image bytes (.parquet); each may be an address such as s3://... Or a data set: its "
-            "name or .npz, whose test images are used.",
+            help="Image files, folders (with sub-folders), quoted globs, lists of paths (.txt), tables of paths "
+            "and labels (.csv), or of paths or image bytes (.parquet); each may be an address such as s3://... "
+            "Or a data set: its name or .npz, whose test images are used.",
             show_default=False,
         ),
     ],

@@ -101,12 +101,13 @@ def _engine(given: dict[str, Any]) -> RayEngine | None:
     engine = choose_engine(name, workers, address, gpus)
     if name == "local":
         return None
+    from dubito.engines import RayEngine
+
+    if not isinstance(engine, RayEngine):
+        raise OptionError(f"engine is {name!r}, but a training runs on local or ray.")
     for other in ("devices", "num_nodes"):
         if given[other] is not None:
             raise UsageError(f"{_flag(other)} is for the engine local; the engine ray has --workers")
-    from dubito.engines import RayEngine
-
-    assert isinstance(engine, RayEngine)
     return engine
 
 
@@ -170,8 +171,11 @@ def _train(config: TrainingConfig, preset: str, out: Path | None, engine: RayEng
         refuse_existing(folder, besides=BEGINNING)
     source = open_dataset(config.data)  # reads nothing yet, but refuses what is none
     kind = {"vi": "Bayesian", "frequentist": "frequentist", "dropout": "MC dropout"}[config.inference]
+    article = "an" if kind == "MC dropout" else "a"
     what = (
-        f"a {kind} {config.model}" if config.members == 1 else f"an ensemble of {config.members} {kind} {config.model}"
+        f"{article} {kind} {config.model}"
+        if config.members == 1
+        else f"an ensemble of {config.members} {kind} {config.model}"
     )
     _say(f"Training {what} on {config.data} (preset {preset}, seed {config.seed}).")
     if splits := source.describe_splits():

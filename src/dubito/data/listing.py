@@ -142,7 +142,7 @@ class PathTable(Listing):
 
     def __init__(self, path: str | os.PathLike[str], seed: int = 0) -> None:
         super().__init__(path, seed)
-        self._rows = self._read()
+        self._rows = labelled_paths(self.place)
         present = {row[2] for row in self._rows}
         self.splits = tuple(split for split in ("train", "validation", "test") if split in present)
         if self.splits and (self.splits[0] != "train" or len(self.splits) == 1):
@@ -151,35 +151,6 @@ class PathTable(Listing):
         first = self.splits[0] if self.splits else None
         self.class_names = tuple(sorted({label for _, label, split in self._rows if split == first}))
 
-    def _read(self) -> list[tuple[Path, str, Split | None]]:
-        rows: list[tuple[Path, str, Split | None]] = []
-        try:
-            table = csv.DictReader(read_lines(self.place, "utf-8-sig"))
-            columns = table.fieldnames or []
-            if not {"path", "label"} <= set(columns):  # which it has is not told: it may link to another file
-                raise DataError(f"{self.place} must have the columns path and label, named in its first line.")
-            for number, row in enumerate(table, start=2):
-                rows.append(self._row(row, number, "split" in columns))
-        except DataError:
-            raise
-        except (OSError, ValueError, csv.Error) as error:
-            raise DataError(f"{self.place} cannot be read as a table: {reason_of(error)}.") from None
-        if not rows:
-            raise DataError(f"{self.place} has no rows, but must name images: path,label.")
-        return rows
-
-    def _row(self, row: dict[str, str | None], number: int, has_split: bool) -> tuple[Path, str, Split | None]:
-        path, label = row["path"], row["label"]
-        if not path or not label:
-            raise DataError(f"Line {number} of {self.place} lacks a path or a label.")
-        split = SPLIT_NAMES.get((row["split"] or "").strip().lower()) if has_split else None
-        if has_split and split is None:
-            raise DataError(
-                f"Line {number} of {self.place} has the split {row['split']!r}, but it must be train, validation or "
-                "test."
-            )
-        return self.place.parent / path, label, split
-
     def _list(self, split: Split | None) -> Files:
         numbers = {name: number for number, name in enumerate(self.class_names)}
         chosen = [(path, label) for path, label, own in self._rows if own == split]
@@ -187,6 +158,39 @@ class PathTable(Listing):
         if other is not None:
             raise DataError(f"{self.place} has the {split} class {other!r}, which the training images do not have.")
         return [path for path, _ in chosen], torch.tensor([numbers[label] for _, label in chosen])
+
+
+def labelled_paths(place: Path) -> list[tuple[Path, str, Split | None]]:
+    """The lines of a table: path, label, and split if there is such a column."""
+    rows: list[tuple[Path, str, Split | None]] = []
+    try:
+        table = csv.DictReader(read_lines(place, "utf-8-sig"))
+        columns = table.fieldnames or []
+        if not {"path", "label"} <= set(columns):  # which it has is not told: it may link to another file
+            raise DataError(f"{place} must have the columns path and label, named in its first line.")
+        for number, row in enumerate(table, start=2):
+            rows.append(_labelled_path(place, row, number, "split" in columns))
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{place} cannot be read as a table: {reason_of(error)}.") from None
+    if not rows:
+        raise DataError(f"{place} has no rows, but must name images: path,label.")
+    return rows
+
+
+def _labelled_path(
+    place: Path, row: dict[str, str | None], number: int, has_split: bool
+) -> tuple[Path, str, Split | None]:
+    path, label = row["path"], row["label"]
+    if not path or not label:
+        raise DataError(f"Line {number} of {place} lacks a path or a label.")
+    split = SPLIT_NAMES.get((row["split"] or "").strip().lower()) if has_split else None
+    if has_split and split is None:
+        raise DataError(
+            f"Line {number} of {place} has the split {row['split']!r}, but it must be train, validation or test."
+        )
+    return place.parent / path, label, split
 
 
 class PlainFolder(Listing):

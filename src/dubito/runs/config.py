@@ -29,6 +29,13 @@ KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true 
 LONGEST = {"class_weights": 10**6}
 """Characters of a setting, where it may have more than others."""
 
+BUILT_IN = {
+    "head": ("softplus", "softmax", "kendall_gal"),
+    "estimator": ("local", "weight", "flipout", "mean"),
+    "posterior": ("std", "alpha", "low_rank"),
+}
+"""Names that are known without torch, which the tables of heads, estimators and posteriors need."""
+
 MOST_MEMBERS = 1000
 
 LARGEST_SEED = 2**62
@@ -115,14 +122,12 @@ class TrainingConfig:
         "Trained weights to start from: a .safetensors file, a torch state dict, a run folder, or zoo:NAME.",
     )
     freeze: str = _setting("none", "Modules and parameters to keep fixed: patterns of names such as 'conv1,layer1.*'.")
-    head: Literal["softplus", "softmax", "kendall_gal"] = _setting(
-        "softplus", "How outputs become probabilities: softplus, softmax or kendall_gal."
-    )
+    head: str = _setting("softplus", "How outputs become probabilities: softplus, softmax or kendall_gal.")
     dropout: float = _setting(0.5, "Probability of dropping a unit, with --inference dropout.")
-    estimator: Literal["local", "weight", "flipout", "mean"] = _setting(
+    estimator: str = _setting(
         "local", "How Bayesian layers add noise in training: local, weight, flipout, or mean (no noise)."
     )
-    posterior: Literal["std", "alpha", "low_rank"] = _setting("std", "Family of the posterior: std, alpha or low_rank.")
+    posterior: str = _setting("std", "Family of the posterior: std, alpha or low_rank.")
     initial_std: float = _setting(math.exp(-5), "Initial standard deviation of every weight.")
     relative_std: float = _setting(
         0.0,
@@ -500,6 +505,8 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, str) or value not in choices:
             raise OptionError(unknown(name, value, choices))
         return value
+    if value not in BUILT_IN.get(name, (value,)) and value not in (names := _registered(name)):
+        raise OptionError(unknown(name, value, names))
     fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float, str))
     if kind is int and isinstance(value, float):
         fits = value.is_integer()
@@ -511,6 +518,16 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     except (ValueError, OverflowError):
         pass
     raise OptionError(f"{name} is {reprlib.repr(value)}, but must be {KINDS[kind]}.")
+
+
+def _registered(name: str) -> list[str]:
+    """All names that a setting of `BUILT_IN` may have, those of a user's own parts included."""
+    from dubito.estimators import ESTIMATORS
+    from dubito.heads import HEADS
+    from dubito.variational.families import FAMILIES
+
+    heads = [head for head, kind in HEADS.items() if kind.classifies]
+    return {"head": heads, "estimator": list(ESTIMATORS), "posterior": list(FAMILIES)}[name]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -139,6 +140,9 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As in uvicorn, but a signal is not raised again at the end, so that the exit code is 0."""
+        if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+            yield
+            return
         names = (signal.SIGINT, signal.SIGTERM)
         before = {name: signal.signal(name, self.handle_exit) for name in names}
         try:

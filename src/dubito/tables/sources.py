@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.data import DATASETS
 from dubito.data.images import IMAGE_SUFFIXES
+from dubito.data.listing import labelled_paths
 from dubito.errors import DataError, OptionError, missing
 from dubito.foreign import read_lines, reading, reason_of
 from dubito.limits import file_limits, variable
@@ -187,6 +188,8 @@ class Listing:
                 for line in read_lines(path, errors="surrogateescape"):
                     if line.strip():
                         yield line.strip(), None
+        elif path.suffix.lower() == ".csv" and path.is_file():
+            yield from ((str(file), label) for file, label, _ in labelled_paths(path))
         else:
             for file in _matching(argument, path):
                 if str(file) not in seen and not any(folder in file.parents for folder in self._folders):
@@ -254,8 +257,8 @@ def _matching(argument: str, path: Path) -> Iterable[Path]:
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return [path]  # one missing file of many becomes a row with an error, like one that is broken
     raise OptionError(
-        f"{argument} does not exist; give image files, folders, a quoted glob, a list (.txt), a table (.parquet) or a "
-        f"data set's name ({', '.join(DATASETS)})."
+        f"{argument} does not exist; give image files, folders, a quoted glob, a list (.txt), a table (.csv, .parquet) "
+        f"or a data set's name ({', '.join(DATASETS)})."
     )
 
 

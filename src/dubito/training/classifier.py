@@ -103,6 +103,16 @@ def centralize_gradients(network: nn.Module) -> None:
             filters.sub_(filters.mean(tuple(range(2, filters.dim())), keepdim=True))
 
 
+def _num_classes(network: nn.Module) -> int:
+    """What the network says itself."""
+    classes = getattr(network, "num_classes", None)
+    if not isinstance(classes, int):
+        raise OptionError(
+            f"The network ({type(network).__name__}) does not say how many classes it tells apart: give num_classes."
+        )
+    return classes
+
+
 class Classifier(pl.LightningModule):
     """Trains, validates, tests and predicts with any network that has a classification head.
 
@@ -196,7 +206,7 @@ class Classifier(pl.LightningModule):
         self.start = Progress()
         self.sums = TrainingSums()
         self.validation: dict[str, float] = {}
-        classes = num_classes if num_classes is not None else int(getattr(network, "num_classes"))  # noqa: B009
+        classes = num_classes if num_classes is not None else _num_classes(network)
         self._accuracy = MulticlassAccuracy(classes, average="micro")
         self._calibration = MulticlassCalibrationError(classes, n_bins=15)
         self._totals = torch.zeros(4, dtype=torch.float64)
@@ -424,9 +434,17 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimiser of that name for the network's parameters."""
-        per_epoch = self.batches_per_epoch
-        steps = int(self.trainer.estimated_stepping_batches) if per_epoch is None else self.epochs * per_epoch
-        return make_optimizer(self.optimizer, self.network, replace(self.optimizer_settings, steps=steps))
+        return make_optimizer(self.optimizer, self.network, replace(self.optimizer_settings, steps=self._steps()))
+
+    def _steps(self) -> int | None:
+        """Of all epochs, also if this Trainer stops before the last one; None if nobody knows."""
+        if self.batches_per_epoch is not None:
+            return self.epochs * self.batches_per_epoch
+        trainer = self.trainer
+        limit = trainer.estimated_stepping_batches  # asks the loader for its length too, unless there is no end
+        if trainer.max_steps < 0 and math.isfinite(trainer.num_training_batches):
+            return self.epochs * math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return int(limit) if math.isfinite(limit) else None
 
 
 def _read_checkpoint(path: Any, map_location: Any) -> dict[str, Any]:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from enum import Enum
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import OptionError, ShapeError, choose
+from dubito.errors import OptionError, ShapeError, unknown
 from dubito.softplus import at_least_single, softplus
 
 
@@ -274,25 +273,15 @@ class LogUniformPrior(Prior):
         return alone + (entropies - q.entropy())
 
 
-class PriorName(str, Enum):
-    """Priors that can be asked for by name."""
-
-    STANDARD = "standard"
-    FAN_IN = "fan_in"
-    LEARNED = "learned"
-    MIXTURE = "mixture"
-    LOG_UNIFORM = "log_uniform"
-    EMPIRICAL = "empirical"
-
-
-PRIORS: dict[PriorName, type[Prior]] = {
-    PriorName.STANDARD: GaussianPrior,
-    PriorName.FAN_IN: FanInPrior,
-    PriorName.LEARNED: LearnedPrior,
-    PriorName.MIXTURE: ScaleMixturePrior,
-    PriorName.LOG_UNIFORM: LogUniformPrior,
-    PriorName.EMPIRICAL: EmpiricalPrior,
+PRIORS: dict[str, type[Prior]] = {
+    "standard": GaussianPrior,
+    "fan_in": FanInPrior,
+    "learned": LearnedPrior,
+    "mixture": ScaleMixturePrior,
+    "log_uniform": LogUniformPrior,
+    "empirical": EmpiricalPrior,
 }
+"""Priors that can be asked for by name."""
 
 
 def make_prior(prior: float | str | Prior) -> Prior:
@@ -307,7 +296,9 @@ def make_prior(prior: float | str | Prior) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, str):
-        return PRIORS[choose(PriorName, prior, "prior")]()
+        if prior not in PRIORS:
+            raise OptionError(unknown("prior", prior, PRIORS))
+        return PRIORS[prior]()
     if isinstance(prior, bool) or not isinstance(prior, (int, float)):
         raise OptionError(f"prior is {prior!r}, but must be a standard deviation, a name or a Prior.")
     if not (prior > 0 and math.isfinite(prior)):
