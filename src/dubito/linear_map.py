@@ -1,19 +1,16 @@
 """The linear maps of layers, F(x, w) + b: matrix products and convolutions, in plain operations of torch.
 
-Each knows its gradients, for kernels that write their own backward pass; :func:`runs_eagerly` says where they may.
+Each knows its gradients, for kernels that write their own backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch import Tensor
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -101,17 +98,6 @@ class Convolution:
         """(N, channels, 1, ..., 1)."""
         return (*x.shape[: -self.axes], *(1,) * self.axes)
 
-    def output_size(self, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Of an ordinary convolution with such a kernel, along each axis.
-
-        >>> Convolution((2, 2), (1, 1), (1, 1)).output_size((8, 7), (3, 3))
-        (4, 4)
-        """
-        options = zip(size, kernel, self.stride, self.padding, self.dilation, strict=True)
-        return tuple(
-            (s + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for s, k, stride, padding, dilation in options
-        )
-
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
         """torch's own."""
         found = torch.ops.aten.convolution_backward(
@@ -130,30 +116,3 @@ class Convolution:
         # A gradient that was not asked for may come all the same, of another shape.
         of_x, of_weight, of_bias = (part if need else None for part, need in zip(found, needs, strict=True))
         return of_x, of_weight, of_bias
-
-
-def runs_eagerly(*tensors: Tensor | None) -> bool:
-    """Whether these are ordinary float32 or float64 tensors in ordinary reverse-mode autograd.
-
-    There alone gradients written by hand may take the place of automatic ones. Compilers, transforms of `torch.func`,
-    forward-mode differentiation, autocast and half precision get plain operations, which they understand.
-
-    >>> runs_eagerly(torch.zeros(2)), runs_eagerly(torch.zeros(2, dtype=torch.float16))
-    (True, False)
-    """
-    if torch.compiler.is_compiling() or is_tracing():
-        return False
-    given = [tensor for tensor in tensors if tensor is not None]
-    first = given[0]
-    if first.dtype not in (torch.float32, torch.float64) or first.is_meta:
-        return False
-    if torch.is_autocast_enabled(first.device.type):
-        return False
-    return all(
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.dtype is first.dtype
-        and tensor.device == first.device
-        and torch.func.debug_unwrap(tensor, recurse=False) is tensor
-        and forward_ad.unpack_dual(tensor).tangent is None
-        for tensor in given
-    )

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from dubito import kernels
 from dubito.errors import OptionError, ShapeError, unknown
 from dubito.layers.base import BayesianOptions, BayesLayer, as_int, positive
 from dubito.linear_map import Convolution, LinearMap
@@ -165,9 +164,7 @@ class _BayesConv(BayesConvNd):
             padding = tuple(amounts[::-2])
         else:
             x = F.pad(x, amounts, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
-        convolution = Convolution(self.stride, padding, self.dilation, self.groups)
-        kernel = kernels.find("small_maps", x, self.weight_mean, convolution=convolution)
-        return convolution if kernel is None else kernel(convolution), x
+        return Convolution(self.stride, padding, self.dilation, self.groups), x
 
     def _require_size(self, x: Tensor, amounts: list[int]) -> None:
         sides = amounts[::-1]

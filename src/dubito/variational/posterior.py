@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from dubito.errors import OptionError
-from dubito.linear_map import runs_eagerly
+from dubito.kernels import runs_eagerly
 from dubito.softplus import at_least_single
 from dubito.variational.prior import Prior, make_prior
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from dubito import kernels
-from dubito.linear_map import runs_eagerly
 from dubito.softplus import at_least_single, inverse_softplus, log_softplus, softplus
 from dubito.variational.posterior import DiagonalPosterior, computed_once, require_std
 from dubito.variational.prior import GaussianPrior
@@ -70,7 +69,7 @@ class StdPosterior(DiagonalPosterior):
         prior, shape = self.prior, self.mean.shape
         if not isinstance(prior, GaussianPrior) or prior.mean.numel() > 1 or shape.numel() > SMALL:
             return self
-        if prior.std.numel() > 1 or not runs_eagerly(self.mean, self.rho, prior.mean, prior.std):
+        if prior.std.numel() > 1 or not kernels.runs_eagerly(self.mean, self.rho, prior.mean, prior.std):
             return self
         return float(prior.mean), float(prior.std), self.mean.dtype, self.mean.device
 
