@@ -43,14 +43,14 @@ NETWORKS = {
     "last": [
         *(*LITE, "--init", "{runs}/plain", "--bayesian", "last", "--freeze", NORMS),
         *("--optimizer", "natural", "--learning-rate", "0.02", "--relative-std", "0.3", "--prior", "empirical"),
-        *("--epochs", "1", "--no-novelty"),
+        *("--epochs", "2", "--no-novelty"),
     ],
     "all": [*ALL, "--freeze", NORMS],
     "all_bn": [*ALL, "--epochs", "1"],
     "resnet18": ["--model", "resnet18", "--batch-size", "32", "--epochs", "5", "--no-novelty"],
 }
 """The settings of each training. EfficientNet-Lite0 is fine-tuned from ImageNet's weights as it is (`plain`); from
-there its last layer, or all of it, becomes Bayesian in an epoch or two more, with batch norm as it is, so that training
+there its last layer, or all of it, becomes Bayesian in two epochs more, with batch norm as it is, so that training
 sees what predictions see, or learning; `longer` has two more epochs too. A Bayesian ResNet-18 starts from nothing."""
 COMMON = ["--precision", "bf16", "--size", "224", "--seed", "0"]
 TITLES = {
