@@ -42,6 +42,7 @@ def assert_one_sentence(text: str) -> None:
         ("data get mnits", 1, "data set is 'mnits'"),
         ("data get", 2, "NAME"),
         ("models --model resnet", 1, "model is 'resnet'"),
+        ("reproduce table1 --engine rya", 1, "engine is 'rya', but must be one of 'local', 'ray'"),
         ("fly", 2, "fly"),
     ],
 )

@@ -110,7 +110,7 @@ def reproduce(
             from dubito.engines import get_engine
 
             threads = threads or 1
-            carrier = get_engine("ray", workers=jobs, address=address, cpus=threads, gpus=gpus_per_worker)
+            carrier = get_engine(engine, workers=jobs, address=address, cpus=threads, gpus=gpus_per_worker)
         code = _run(cells, budget, runs, jobs, threads, hours, carrier)
     _write(experiments if what != "document" else [], budget, runs, results, document)
     if code:
