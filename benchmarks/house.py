@@ -32,8 +32,9 @@ from benchmarks.import_graph import ImportGraph, circles
 
 ROOT = Path(__file__).parents[1]
 NOT_CORE = (
-    *("models", "data", "runs", "training", "evaluation", "decisions", "engines", "serving", "export", "benchmark"),
-    *("paper", "cli", "files", "progress", "__init__", "__main__"),
+    *("models", "data", "runs", "training", "evaluation", "decisions", "engines", "serving", "export", "exporting"),
+    *("saving", "tables", "zoo", "benchmark", "paper", "cli", "files", "foreign", "limits", "harmless", "class_names"),
+    *("progress", "threads", "memory", "errors", "__init__", "__main__"),
 )
 """Files and folders of dubito that are no mathematics."""
 IMAGES, DRAWS = 32, 10
