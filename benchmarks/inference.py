@@ -5,7 +5,7 @@
 
 `train` trains and evaluates a network in every way of `WAYS`: one that is there is gone on with, or left as it is.
 Some start from the twin's weights, and the ensemble is made of twins. `table` compares evaluations, which lie in run
-folders or in those of ensembles; without folders it takes all of --runs. One table for each network and data set.
+folders or in those of ensembles; without folders it takes all of --runs. One table for each network and data set; those of others in --out stay.
 Trainings that differ in nothing but the seed share a row: the mean, and in brackets the range. Everything is of the
 test images, with the weights of lowest validation NLL; the free energy is that of the last epoch's training images
 under draws, in nats an image, and needs no temperature to be compared. AUROC is that of finding mistakes, and of
@@ -74,12 +74,12 @@ def main(arguments: list[str] | None = None) -> None:
         return
     folders = given.folders or [path.parent for path in sorted(given.runs.glob(f"*/{FILE}.json"))]
     rows = grouped([measured(folder) for folder in folders])
-    table = markdown(rows)
     if given.out:
+        rows = with_others(rows, given.out)
         write_atomically(given.out, json.dumps(rows, indent=1) + "\n")
     if given.docs:
         write_atomically(given.docs, with_tables(given.docs.read_text(encoding="utf-8"), rows))
-    print(table)
+    print(markdown(rows))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -186,6 +186,13 @@ def grouped(evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, value in one["figures"].items():
             row["figures"].setdefault(name, []).append(value)
     return list(rows.values())
+
+
+def with_others(rows: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """These rows behind those that the file has of other networks and data sets."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    measured_now = {(row["model"], row["data"]) for row in rows}
+    return [row for row in before if (row["model"], row["data"]) not in measured_now] + rows
 
 
 def with_tables(page: str, rows: Sequence[dict[str, Any]]) -> str:

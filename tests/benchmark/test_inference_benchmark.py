@@ -50,6 +50,15 @@ def test_trainings_of_one_way_share_a_row() -> None:
     )
 
 
+def test_rows_of_other_networks_stay_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "inference.json"
+    lenet, alexnet = ({"model": name, "data": "cifar10", "way": "old"} for name in ("lenet5", "alexnet"))
+    assert inference.with_others([lenet], file) == [lenet]
+    file.write_text(json.dumps([lenet, alexnet]))
+    new = {**alexnet, "way": "new"}
+    assert inference.with_others([new], file) == [lenet, new]
+
+
 def test_the_page_has_the_tables_of_the_results() -> None:
     rows = json.loads((ROOT / "results/inference.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs/results/inference.md").read_text(encoding="utf-8")
