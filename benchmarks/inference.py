@@ -5,11 +5,12 @@
 
 `train` trains and evaluates a network in every way of `WAYS`: one that is there is gone on with, or left as it is.
 Some start from the twin's weights, and the ensemble is made of twins. `table` compares evaluations, which lie in run
-folders or in those of ensembles; without folders it takes all of --runs. One table for each network and data set; those of others in --out stay.
-Trainings that differ in nothing but the seed share a row: the mean, and in brackets the range. Everything is of the
-test images, with the weights of lowest validation NLL; the free energy is that of the last epoch's training images
-under draws, in nats an image, and needs no temperature to be compared. AUROC is that of finding mistakes, and of
-telling other images from test images, by each score. What a training step costs comes from `make bench`.
+folders or in those of ensembles; without folders it takes all of --runs. One table for each network and data set;
+those of others in --out stay. Trainings that differ in nothing but the seed share a row: the mean, and in brackets
+the range. Everything is of the test images, with the weights of lowest validation NLL; the free energy is that of the
+last epoch's training images under draws, in nats an image, and needs no temperature to be compared. AUROC is that of
+finding mistakes, and of telling other images from test images, by each score. What a training step costs comes from
+`make bench`.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def _system(way: str) -> str:
     """What the benchmark calls a way of training; it does not measure all of them."""
     kind, optimizer, *estimator = way.removeprefix(f"{ENSEMBLE} of {MEMBERS}: ").split(", ")[:3]
     if kind != "vi":
-        return TWIN_SYSTEM if kind == "frequentist" else kind
+        return TWIN_SYSTEM if (kind, optimizer) == ("frequentist", "adam") else f"{kind}, {optimizer}"
     known = [optimizer] if optimizer == "natural" else []
     known += [name for name in estimator if (optimizer, name) != ("natural", "weight")]
     return f"dubito {', '.join(known)}"
