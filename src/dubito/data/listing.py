@@ -57,18 +57,20 @@ class Listing(ABC):
     def _list(self, split: Split | None) -> Files:
         """The files of one of its own splits, or, None, all."""
 
-    def files(self, split: Split) -> Files:
-        """The files of a split in a fixed order, and their labels."""
+    def files(self, split: Split | None) -> Files:
+        """The files of a split in a fixed order, and their labels; None for all files of data without splits."""
         if split not in self._listed:
-            self._listed[split] = self._list(split) if self.splits else self._share(split)
+            self._listed[split] = self._list(split) if self.splits or split is None else self._shared(split)
         return self._listed[split]
 
-    def _share(self, split: Split) -> Files:
-        if None not in self._listed:
-            self._listed[None] = self._list(None)
-        paths, labels = self._listed[None]
-        train, test = split_validation(labels, TEST_FRACTION, self.seed)
-        chosen = train if split == "train" else test
+    def share(self, split: Split) -> Tensor:
+        """Which of all files are those of a split, for data without splits of its own."""
+        train, test = split_validation(self.files(None)[1], TEST_FRACTION, self.seed)
+        return train if split == "train" else test
+
+    def _shared(self, split: Split) -> Files:
+        paths, labels = self.files(None)
+        chosen = self.share(split)
         return [paths[index] for index in chosen.tolist()], labels[chosen]
 
     def describe(self) -> str:
@@ -81,7 +83,7 @@ class Listing(ABC):
         counts = [f"{len(self.files(split)[0]):,} {split}" for split in self.splits]
         return f"{self.place} is already split: {', '.join(counts[:-1])} and {counts[-1]} images."
 
-    def require(self, split: Split) -> None:
+    def require(self, split: Split | None) -> None:
         """Raise an error if the data has splits, but not this one."""
         if self.splits and split not in self.splits:
             raise DataError(f"{self.place} has no {split} images, only {' and '.join(self.splits)}.")
