@@ -13,6 +13,7 @@ from PIL import Image
 
 import dubito as package
 from dubito.data import load, normalize, read_image, with_channels
+from dubito.scores import SCORES
 from dubito.training import Run
 
 COLUMNS = ["path", "label", "confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information", "error"]
@@ -169,6 +170,23 @@ def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, digi
         assert result.out.count("digits/test/") == 4
         assert result.err == "355 more rows; --top 0 shows all.\n"
     assert dubito("predict", digits_run, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
+
+
+def test_rows_are_sorted_by_every_score_that_decide_takes(dubito, digits_run: Path, monkeypatch) -> None:
+    monkeypatch.setitem(SCORES, "spread", lambda prediction: prediction.probs.square().sum(1).neg())
+    monkeypatch.setattr("dubito.cli.predict.SORTABLE", (*SCORES, "path", "given"))
+    options = ("--samples", 3, "--out", "table.csv")
+    for name in ("margin", "spread"):
+        assert dubito("predict", digits_run, "digits", "--sort", name, *options).code == 0
+        rows = read_csv(Path("table.csv"))
+        assert list(rows[0]) == [*COLUMNS[:-1], "error", "truth", *PROBABILITIES]  # as in any other order
+        probs = torch.tensor([[row[column] for column in PROBABILITIES] for row in rows], dtype=torch.float64)
+        best = probs.topk(2, 1).values
+        doubt = 1 - (best[:, 0] - best[:, 1]) if name == "margin" else -probs.square().sum(1)
+        assert doubt[0] > doubt[-1]
+        assert float(doubt.diff().max()) < 1e-6
+    for name in SCORES:
+        assert dubito("predict", digits_run, "digits", "--sort", name, "--top", 1, *options).code == 0
 
 
 def test_rows_are_sorted_by_what_found_mistakes_best_on_validation(dubito, own_run: Path) -> None:
