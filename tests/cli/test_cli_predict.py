@@ -95,6 +95,24 @@ def test_a_table_of_paths_and_labels_has_the_truth(dubito, digits_run: Path, pic
     assert "labelled.csv must have the columns path and label, named in its first line." in result.err
 
 
+def test_labels_that_predict_itself_wrote_are_no_truth(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    table = pictures[0].parent / "labelled.csv"
+    rows = [f"{path.relative_to(table.parent)},{number}" for number, path in enumerate(pictures)]
+    table.write_text("\n".join(["path,label", *rows]))
+    pictures[1].write_bytes(b"broken")
+    for images, truths in ((pictures, None), ([table], [str(number) for number in range(len(pictures))])):
+        assert dubito("predict", digits_run, *images, "--sort", "given", "--out", "predictions.csv").code == 0
+        result = dubito("predict", digits_run, "predictions.csv", "--sort", "given", "--out", "again.csv")
+        assert result.code == 0, result.err
+        assert Path("again.csv").read_text() == Path("predictions.csv").read_text()
+        again = read(Path("again.csv"))
+        assert [row["truth"] for row in again] == truths if truths else "truth" not in again[0]
+    for command in (("evaluate", digits_run, "--data"), ("train", "--data")):
+        result = dubito(*command, "predictions.csv")
+        assert result.code == 1
+        assert "predictions.csv was written by dubito predict, so its labels are predictions" in result.err
+
+
 def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
     assert (
         dubito("predict", digits_run, "digits", "--sort", "given", "--out", "table.csv", "--batch-size", 100).code == 0

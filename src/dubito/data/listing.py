@@ -162,15 +162,37 @@ class PathTable(Listing):
         return [path for path, _ in chosen], torch.tensor([numbers[label] for _, label in chosen])
 
 
+PREDICTED = frozenset(("confidence", "aleatoric", "epistemic", "error"))
+"""Columns of a table that `dubito predict` wrote, in which the label is no truth."""
+
+
+def named_paths(place: Path) -> list[tuple[Path, str | None]]:
+    """The paths of a table and their true classes; of a table of predictions, those in its column truth, if any."""
+    return [(path, label) for path, label, _ in _rows(place)]
+
+
 def labelled_paths(place: Path) -> list[tuple[Path, str, Split | None]]:
     """The lines of a table: path, label, and split if there is such a column."""
-    rows: list[tuple[Path, str, Split | None]] = []
+    return [(path, label, split) for path, label, split in _rows(place, labelled=True) if label is not None]
+
+
+def _rows(place: Path, labelled: bool = False) -> list[tuple[Path, str | None, Split | None]]:
+    rows: list[tuple[Path, str | None, Split | None]] = []
     try:
         table = csv.DictReader(read_lines(place, "utf-8-sig"))
         columns = table.fieldnames or []
         if not {"path", "label"} <= set(columns):  # which it has is not told: it may link to another file
             raise DataError(f"{place} must have the columns path and label, named in its first line.")
+        predicted = PREDICTED.issubset(columns)
+        if predicted and labelled:
+            raise DataError(
+                f"{place} was written by dubito predict, so its labels are predictions and no truth; give a table with "
+                "the true labels, and without the other columns."
+            )
         for number, row in enumerate(table, start=2):
+            if predicted:
+                rows.append((place.parent / (row["path"] or ""), row.get("truth") or None, None))
+                continue
             rows.append(_labelled_path(place, row, number, "split" in columns))
     except DataError:
         raise
