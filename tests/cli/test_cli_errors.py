@@ -22,6 +22,8 @@ def assert_one_sentence(text: str) -> None:
     ("command", "code", "words"),
     [
         ("train --model lenet6", 1, "model is 'lenet6', but must be one of 'lenet5'"),
+        ("train --init=", 1, "init is empty, but must be a file of weights, a run folder, zoo:NAME or none."),
+        ("train --bayesian last --inference frequentist", 1, "--bayesian is 'last', but --inference is frequentist"),
         ("train --data mnits", 1, "data set is 'mnits', but must be one of 'digits'"),
         ("train --data missing/folder", 1, "missing/folder does not exist"),
         ("train --preset fast", 1, "preset is 'fast', but must be one of 'default', 'paper'"),
@@ -60,6 +62,22 @@ def test_a_setting_that_only_the_network_knows_is_refused_too(dubito) -> None:
     assert result.code == 1
     assert "'wide'" in result.err
     assert_one_sentence(result.err)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --model hf:/nowhere", "model is 'hf:/nowhere', but there is no such folder or file: give a folder"),
+        ("train --model hf:a/b/c", "model is 'hf:a/b/c', but there is no such folder or file: give a folder"),
+        ("train --model hf:", "model is 'hf:', but after hf: comes a folder with a config.json"),
+        ("train --bayesian nosuch", "bayesian=nosuch picks no layer"),
+    ],
+)
+def test_a_network_that_cannot_be_built_is_one_sentence(dubito, command: str, words: str) -> None:
+    result = dubito(*command.split())
+    assert result.code == 1
+    assert words in result.err
+    assert len(result.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

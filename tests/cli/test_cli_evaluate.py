@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dubito.evaluation import Evaluation
 from dubito.evaluation.report import evaluation_of
@@ -286,6 +287,37 @@ def test_data_that_has_moved_can_be_reported_and_is_never_strange(dubito) -> Non
     result = dubito("evaluate", "own", *options, "--ood", Path("moved/own.npz").resolve())
     assert result.code == 1
     assert "is the data set that is evaluated" in result.err
+
+
+def test_all_images_of_other_data_are_measured_and_of_the_runs_own_those_set_aside(dubito, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (80, 32, 32), dtype=np.uint8)
+    labels = np.arange(40) % 4
+    for name, images in (("own", noise[:40]), ("other", noise[40:]), ("copy", noise[:40]), ("few", noise[:20])):
+        np.savez(f"{name}.npz", images=images, labels=labels[: len(images)])
+        for number, (image, label) in enumerate(zip(images, labels, strict=False)):
+            Path(name, "abcd"[label]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(f"{name}/{'abcd'[label]}/{number}.png")
+        rows = "".join(f"{path},{path.parent.name}\n" for path in sorted(Path(name).rglob("*.png")))
+        Path(f"{name}.csv").write_text(f"path,label\n{rows}")
+    options = ("--samples", 1, "--bootstrap", 10, "--noise", "none", "--folder", "stored")
+    for suffix in ("", ".npz", ".csv"):
+        run = f"run{suffix}"
+        assert dubito("train", "--data", f"own{suffix}", "--epochs", 1, "--no-novelty", "--out", run).code == 0
+        for data, said in (
+            (f"other{suffix}", f"all 40 images of other{suffix}"),  # as many as its own
+            (f"few{suffix}", f"all 20 images of few{suffix}"),
+            (f"./own{suffix}", f"8 images of ./own{suffix}/test (the 20 % set aside for testing)"),
+            (f"copy{suffix}", f"8 images of copy{suffix}/test (the 20 % set aside for testing)"),
+        ):
+            result = dubito("evaluate", run, "--data", data, *options)
+            assert result.code == 0, result.err
+            assert said in " ".join(result.out.split())
+            stored = Evaluation.load("stored")
+            assert len(stored.test) == len(stored.test.images) == int(said.removeprefix("all ").split()[0])
+        Path(f"own{suffix}").rename(f"moved{suffix}")
+        result = dubito("evaluate", run, "--data", f"moved{suffix}", *options)
+        assert f"8 images of moved{suffix}/test (the 20 % set aside" in " ".join(result.out.split())
+        Path(f"moved{suffix}").rename(f"own{suffix}")
 
 
 def test_ensembles_of_other_runs_with_the_same_names_have_folders_of_their_own(dubito, run: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 import dubito as package
 from dubito.data import load, normalize, read_image, with_channels
+from dubito.scores import SCORES
 from dubito.training import Run
 
 COLUMNS = ["path", "label", "confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information", "error"]
@@ -94,6 +95,24 @@ def test_a_table_of_paths_and_labels_has_the_truth(dubito, digits_run: Path, pic
     assert "labelled.csv must have the columns path and label, named in its first line." in result.err
 
 
+def test_labels_that_predict_itself_wrote_are_no_truth(dubito, digits_run: Path, pictures: list[Path]) -> None:
+    table = pictures[0].parent / "labelled.csv"
+    rows = [f"{path.relative_to(table.parent)},{number}" for number, path in enumerate(pictures)]
+    table.write_text("\n".join(["path,label", *rows]))
+    pictures[1].write_bytes(b"broken")
+    for images, truths in ((pictures, None), ([table], [str(number) for number in range(len(pictures))])):
+        assert dubito("predict", digits_run, *images, "--sort", "given", "--out", "predictions.csv").code == 0
+        result = dubito("predict", digits_run, "predictions.csv", "--sort", "given", "--out", "again.csv")
+        assert result.code == 0, result.err
+        assert Path("again.csv").read_text() == Path("predictions.csv").read_text()
+        again = read(Path("again.csv"))
+        assert [row["truth"] for row in again] == truths if truths else "truth" not in again[0]
+    for command in (("evaluate", digits_run, "--data"), ("train", "--data")):
+        result = dubito(*command, "predictions.csv")
+        assert result.code == 1
+        assert "predictions.csv was written by dubito predict, so its labels are predictions" in result.err
+
+
 def test_a_data_set_has_the_truth(dubito, digits_run: Path) -> None:
     assert (
         dubito("predict", digits_run, "digits", "--sort", "given", "--out", "table.csv", "--batch-size", 100).code == 0
@@ -169,6 +188,23 @@ def test_rows_are_sorted_by_uncertainty_and_the_table_shows_the_top(dubito, digi
         assert result.out.count("digits/test/") == 4
         assert result.err == "355 more rows; --top 0 shows all.\n"
     assert dubito("predict", digits_run, "digits", "--top", 0, "--samples", 1).out.count("digits/test/") == 359
+
+
+def test_rows_are_sorted_by_every_score_that_decide_takes(dubito, digits_run: Path, monkeypatch) -> None:
+    monkeypatch.setitem(SCORES, "spread", lambda prediction: prediction.probs.square().sum(1).neg())
+    monkeypatch.setattr("dubito.cli.predict.SORTABLE", (*SCORES, "path", "given"))
+    options = ("--samples", 3, "--out", "table.csv")
+    for name in ("margin", "spread"):
+        assert dubito("predict", digits_run, "digits", "--sort", name, *options).code == 0
+        rows = read_csv(Path("table.csv"))
+        assert list(rows[0]) == [*COLUMNS[:-1], "error", "truth", *PROBABILITIES]  # as in any other order
+        probs = torch.tensor([[row[column] for column in PROBABILITIES] for row in rows], dtype=torch.float64)
+        best = probs.topk(2, 1).values
+        doubt = 1 - (best[:, 0] - best[:, 1]) if name == "margin" else -probs.square().sum(1)
+        assert doubt[0] > doubt[-1]
+        assert float(doubt.diff().max()) < 1e-6
+    for name in SCORES:
+        assert dubito("predict", digits_run, "digits", "--sort", name, "--top", 1, *options).code == 0
 
 
 def test_rows_are_sorted_by_what_found_mistakes_best_on_validation(dubito, own_run: Path) -> None:

@@ -63,19 +63,50 @@ def test_train_and_test_folders_are_kept_and_statistics_come_from_training_alone
 
 
 def test_training_does_not_open_a_folders_test_images(tmp_path: Path) -> None:
-    class_folders(tmp_path / "split", {"a": 10, "b": 10})
-    _, held_out = _paths(tmp_path / "split")
+    class_folders(tmp_path / "train", {"a": 2, "b": 2})
+    for name in ("a", "b"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        (tmp_path / "test" / name / "x.png").write_bytes(b"not an image")
+    source = open_dataset(tmp_path)
+    assert len(source.train()) == 4
+    with pytest.raises(DataError, match="not a known image format"):
+        source.test()
+
+
+def test_broken_images_of_the_share_that_is_set_aside_are_named_before_training(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 10, "b": 10})
+    train, held_out = _paths(tmp_path)
+    whole = load(tmp_path, "test")
+    for path in (train[3], held_out[0]):
+        path.write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"2 of the 20 images of .* --strict refuses") as refused:
+        open_dataset(tmp_path, strict=True).train()
+    assert all(str(path) in str(refused.value) for path in (train[3], held_out[0]))
+    source = open_dataset(tmp_path)
+    with pytest.warns(DubitoWarning, match=r"2 of the 20 images of .* are left out") as caught:
+        rest = source.train()
+    assert len(rest) == 15  # the split stays what it was
+    assert torch.equal(in_memory(source.test().images), in_memory(whole.images)[1:])  # and is not told again
+    assert all(f"{path} cannot be read as an image" in str(caught[0].message) for path in (train[3], held_out[0]))
     for path in held_out:
         path.write_bytes(b"not an image")
-    class_folders(tmp_path / "given" / "train", {"a": 2, "b": 2})
-    for name in ("a", "b"):
-        (tmp_path / "given" / "test" / name).mkdir(parents=True)
-        (tmp_path / "given" / "test" / name / "x.png").write_bytes(b"not an image")
-    for root, count in ((tmp_path / "split", 16), (tmp_path / "given", 4)):
-        source = open_dataset(root)
-        assert len(source.train()) == count
-        with pytest.raises(DataError, match="not a known image format"):
-            source.test()
+    with pytest.warns(DubitoWarning, match="5 of the 20"), pytest.raises(DataError, match="4 of the 4 test images of"):
+        load(tmp_path, "test")
+
+
+def test_data_without_splits_can_be_tested_as_a_whole(tmp_path: Path) -> None:
+    class_folders(tmp_path / "own", {"a": 10, "b": 10})
+    rows = "".join(f"own/{name}/{number:03}.png,{name}\n" for name in "ab" for number in range(10))
+    (tmp_path / "own.csv").write_text(f"path,label\n{rows}")
+    np.savez(tmp_path / "own.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 2)
+    for name in ("own", "own.csv", "own.npz"):
+        source = open_dataset(tmp_path / name)
+        assert not source.has_splits
+        assert (len(source.test()), len(source.test(whole=True))) == (4, 20)
+        assert torch.bincount(source.test(whole=True).labels).tolist() == [10, 10]
+    class_folders(tmp_path / "split" / "train", {"a": 2, "b": 2})
+    class_folders(tmp_path / "split" / "test", {"a": 1, "b": 2})
+    assert len(open_dataset(tmp_path / "split").test(whole=True)) == 3
 
 
 def _paths(root: Path) -> tuple[list[Path], list[Path]]:
@@ -152,14 +183,14 @@ def test_all_broken_images_are_named_at_once_and_left_out(tmp_path: Path) -> Non
     Image.new("RGB", (40, 40)).save(tmp_path / "a" / "x.eps")
     (tmp_path / "a" / "x.eps").rename(train[12])  # by its content, which is never given to Pillow's EPS reader
     broken = [train[number] for number in (0, 9, 12)]
-    with pytest.warns(DubitoWarning, match="3 of the 16 train images .* are left out") as caught:
+    with pytest.warns(DubitoWarning, match="3 of the 20 images .* are left out") as caught:
         rest = load(tmp_path, "train")
     text = "".join(str(warning.message) for warning in caught)
     assert all(f"{path} cannot be read as an image" in text for path in broken)
     kept = [number for number in range(16) if number not in (0, 9, 12)]
     assert torch.equal(in_memory(rest.images), in_memory(whole.images)[kept])
     assert rest.labels.tolist() == whole.labels[kept].tolist()
-    with pytest.raises(DataError, match=r"3 of the 16 train images .* --strict refuses") as refused:
+    with pytest.raises(DataError, match=r"3 of the 20 images .* --strict refuses") as refused:
         open_dataset(tmp_path, strict=True).train()
     assert all(str(path) in str(refused.value) for path in broken)
     for path in train:

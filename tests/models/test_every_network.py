@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dubito
+from dubito.errors import OptionError
 from dubito.exporting import export_bytes
 from dubito.models import build, names
 from dubito.models.registry import registered
@@ -144,7 +145,7 @@ def test_a_function_gets_what_it_has_parameters_for(elsewhere: dict[str, str], m
         ("hf", {"norm": "frn"}, r"norm is 'frn', but hf:.*vit has its own normalisation"),
         ("hf", {"activation": "softplus"}, r"activation is 'softplus', which hf:.*vit cannot have"),
         ("hf:vitt", {}, r"hf is 'vitt', but must be one of .*the nearest is 'vit', a folder with a config.json"),
-        ("lenet5", {"bayesian": "nothing"}, r"only=nothing picks no layer"),
+        ("lenet5", {"bayesian": "nothing"}, r"bayesian=nothing picks no layer"),
         (
             "lenet5",
             {"bayesian": ""},
@@ -194,3 +195,11 @@ def test_what_the_code_of_a_user_raises_is_not_called_a_bug_of_dubito(
     }.items():
         with pytest.raises(dubito.errors.OptionError, match=sentence):
             build(name, CLASSES, 3, image_size=5)
+
+
+def test_a_function_that_returns_no_module_is_told_in_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_networks.py").write_text("def number():\n    return 3\n\n\ndef text():\n    return ''\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, words in (("number", "returned an int, but"), ("text", "returned a str, but")):
+        with pytest.raises(OptionError, match=words):
+            build(f"no_networks:{name}", 3)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import dubito
-from dubito.errors import DataError
+from dubito.errors import DataError, OptionError
 from dubito.models import build, load_weights, read_weights
 
 
@@ -97,3 +97,12 @@ def test_files_that_hold_more_than_tensors_are_refused(tmp_path: Path, capsys: p
         read_weights(tmp_path / "nothing.pth")
     with pytest.raises(dubito.errors.DataError, match=r"has no best\.safetensors"):
         read_weights(tmp_path)
+
+
+def test_an_empty_name_is_not_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(OptionError, match="init is empty"):
+        read_weights("")
+    with pytest.raises(OptionError, match="init is empty"):
+        build("lenet5", init="")

@@ -86,3 +86,12 @@ def test_a_network_has_a_name_for_each_class() -> None:
     dubito.attach_data(network, class_names=["cat", "dog"], size=2)
     with pytest.raises(ShapeError, match="tells 3 classes apart, but 2 class names come with it; give one for each"):
         Predictor(network)(torch.zeros(1, 3, 2, 2))
+
+
+def test_tensors_that_a_described_network_cannot_take_are_refused_in_one_sentence(digits_run: Path) -> None:
+    predictor = dubito.Predictor(digits_run, 2)
+    with pytest.raises(ShapeError, match=r"have 3 channels .* but the network takes 1: give \(N, 1, 32, 32\)"):
+        predictor(torch.zeros(2, 3, 32, 32))
+    with pytest.raises(ShapeError, match=r"are torch.uint8, but the network takes normalised floating-point pixels"):
+        predictor(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))
+    assert len(predictor(torch.zeros(2, 1, 32, 32))) == 2

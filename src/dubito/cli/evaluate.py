@@ -258,10 +258,18 @@ def _headline(found: Evaluation) -> str:
         trained += f" to a free energy of {run['free_energy']:.3f} nats an image, {run['kl_per_image']:.3f} of them KL"
     draws = found.test.prediction.samples
     scaled = f", probabilities calibrated with T = {found.test.temperature:.3f}" if found.test.temperature != 1 else ""
-    return (
-        f"{who} ({what}{trained}): {len(found.test):,} images of {found.test.name}, {draws} draw{'s' * (draws != 1)}"
-        f"{scaled}."
-    )
+    return f"{who} ({what}{trained}): {_images(found)}, {draws} draw{'s' * (draws != 1)}{scaled}."
+
+
+def _images(found: Evaluation) -> str:
+    """Which images are measured."""
+    from dubito.evaluation.images import ALL
+
+    count, settings = f"{len(found.test):,}", found.metrics["settings"]
+    if found.test.name.endswith(ALL):
+        return f"all {count} images of {settings['data']}"
+    share = f" (the {settings['set_aside']:.0%} set aside for testing)" if settings.get("set_aside") else ""
+    return f"{count} images of {found.test.name}{share.replace('%', ' %')}"
 
 
 def _number(value: float | None, digits: int = 4) -> str:

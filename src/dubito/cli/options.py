@@ -82,7 +82,10 @@ def _checked_checkpoint(value: str) -> str:
 AnyNetwork = Annotated[
     Path, run_argument("Run folder, folder written by dubito.save, or zoo:NAME (dubito zoo lists them).")
 ]
-Data = Annotated[str | None, option("NAME", "Another data set with the same classes, whose test images are used.")]
+Data = Annotated[
+    str | None,
+    option("NAME", "Another data set with the same classes: its test images, or all images if it is not split."),
+]
 Samples = Annotated[int, setting("N", "Draws of the weights.", min=1)]
 Seed = Annotated[
     int,

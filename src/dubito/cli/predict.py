@@ -36,6 +36,7 @@ from dubito.cli.terminal import Column, examples, print_table, terminal_width
 from dubito.errors import DataError, OptionError
 from dubito.harmless import say
 from dubito.progress import progress_bar
+from dubito.scores import SCORES
 
 if TYPE_CHECKING:
     from dubito.engines import Engine
@@ -62,7 +63,7 @@ EXAMPLES = examples(
 
 METHODS = ("weights", "local", "moments", "mean")
 MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")
-SORTABLE = ("epistemic", "aleatoric", "novelty", "entropy", "mutual_information", "confidence", "path", "given")
+SORTABLE = (*SCORES, "path", "given")
 DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
 WIDE = 100
@@ -150,13 +151,14 @@ def predict(
 ) -> None:
     """Predict the class of images, with aleatoric and epistemic uncertainty."""
     require_choice("--sort", sort, (None, *SORTABLE))
+    doubt = sort if sort in SCORES and sort not in MEASURES and not _in_parts(out) else None
     require_choice("--method", method, METHODS)
     carrier = choose_engine(engine, workers, address, gpus_per_worker)
-    in_parts = out is not None and out != STDOUT and not out.suffix
-    if not in_parts and (engine != "local" or resume):
+    parts = _in_parts(out)
+    if not parts and (engine != "local" or resume):
         what = "--resume" if resume else f"--engine {engine}"
         raise OptionError(f"{what} needs --out FOLDER, a folder for the parts, but --out is {out or 'not given'}.")
-    write = writer(out) if out and not in_parts else None
+    write = writer(out) if out and not parts else None
     calibration: Calibration | None = None
     about_order = ""
     settings: dict[str, Any] = {}
@@ -168,7 +170,7 @@ def predict(
         from dubito.exporting import OnnxModel
 
         data, weights = OnnxModel(run).description.data, hashlib.sha256(run.read_bytes()).hexdigest()
-        make = partial(_of_exported, place, batch_size)
+        make = partial(_of_exported, place, batch_size, doubt)
     else:
         from dubito.saving import is_saved
         from dubito.tables import ChunkPredictor
@@ -181,10 +183,11 @@ def predict(
             data, weights, calibration = _of_run(run, calibrated, conformal, checkpoint)
         sort, about_order = _order(sort, calibration, run)
         at = str(choose_device(device)) if engine == "local" else device
-        make = partial(ChunkPredictor.of_run, place, **settings, batch_size=batch_size, device=at, trust=trust)
+        more = {"batch_size": batch_size, "device": at, "trust": trust, "doubt": doubt}
+        make = partial(ChunkPredictor.of_run, place, **settings, **more)
     from dubito.tables import Listing
 
-    if in_parts:
+    if parts:
         assert out is not None
         describes = {"run": str(run.resolve()), "weights": weights, "settings": settings}
         _predict_parts(carrier, make, Listing(images, data, chunk), out, describes, resume)
@@ -205,6 +208,11 @@ def predict(
     _tell_errors([error for error in whole["error"] if error is not None], listing.images)
 
 
+def _in_parts(out: Path | None) -> bool:
+    """Whether the rows go into a folder, a part for every chunk, in the order of the images."""
+    return out is not None and out != STDOUT and not out.suffix
+
+
 def _predict_parts(
     engine: Engine, make: Callable[[], ChunkPredictor], listing: Listing, out: Path, run: dict[str, Any], resume: bool
 ) -> None:
@@ -223,14 +231,15 @@ def _predict_parts(
         say(f"{total.errors:,} of {total.rows:,} images could not be read; their rows say why.", err=True)
 
 
-def _of_exported(model: str, batch_size: int) -> ChunkPredictor:
+def _of_exported(model: str, batch_size: int, doubt: str | None) -> ChunkPredictor:
     from dubito.exporting import OnnxModel
     from dubito.tables import ChunkPredictor, PredictFunction
 
     exported = OnnxModel(model)
     about = exported.description
     decides = about.rule is not None
-    return ChunkPredictor(PredictFunction(exported.predict, about.data, decides=decides, batch_size=batch_size))
+    options: dict[str, Any] = {"decides": decides, "batch_size": batch_size, "doubt": doubt}
+    return ChunkPredictor(PredictFunction(exported.predict, about.data, **options))
 
 
 def _of_run(
@@ -337,10 +346,11 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def _sorted(table: Table, by: str | None) -> Table:
-    """The rows in order, the most uncertain first, those with an error last."""
-    if by in (None, "given") or by not in table:
+    """The rows in order, the most uncertain first, those with an error last; without the column of doubt."""
+    doubt = table.pop("doubt", None)
+    values = table.get(str(by), doubt)
+    if values is None:
         return table
-    values = table[by]
     sign = 1 if by == "confidence" else -1
 
     def key(number: int) -> Any:

@@ -91,6 +91,11 @@ def train(**given: Any) -> None:
         _resume(Path(resume), accept_changes, engine)
     else:
         config = configure(preset or "default", file, **given)
+        if config.inference != "vi" and given["bayesian"] not in (None, "all"):
+            raise OptionError(
+                f"--bayesian is {given['bayesian']!r}, but --inference is {config.inference}, which has no Bayesian "
+                "layers: leave one of them out."
+            )
         _train(config, preset or "default", out, engine)
 
 

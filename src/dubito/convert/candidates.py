@@ -61,15 +61,20 @@ def obstacle(module: nn.Module, by_default: bool = True) -> str | None:
     return "parameters of the module itself are converted only if `only` names them"
 
 
-def choose_parameters(module: nn.Module, only: Choice | Sequence[Choice] | None, last_layer: bool) -> Picked:
-    """The parameters to draw, by module; those that have posteriors already count, but are not among them."""
+def choose_parameters(
+    module: nn.Module, only: Choice | Sequence[Choice] | None, last_layer: bool, option: str = "only"
+) -> Picked:
+    """The parameters to draw, by module; those that have posteriors already count, but are not among them.
+
+    `option` is what an error calls the choice.
+    """
     named = dict(module.named_modules())
     able = {name: own_parameters(part) for name, part in named.items() if _is_default(part) or _is_bayesian(part)}
     if only is not None:
         choices: list[Any] = list(only) if isinstance(only, (list, tuple)) else [only]
         picked: Picked = {}
         for choice in choices:
-            for name, parameters in _pick(choice, module, able).items():
+            for name, parameters in _pick(choice, module, able, option).items():
                 picked[name] = list(dict.fromkeys([*picked.get(name, []), *parameters]))
         able = {name: picked[name] for name in named if name in picked}
     if not able:
@@ -87,7 +92,7 @@ def _is_bayesian(module: nn.Module) -> bool:
     return obstacle(module) == "it is Bayesian already" and not isinstance(module, Posterior)
 
 
-def _pick(choice: Choice, module: nn.Module, able: Picked) -> Picked:
+def _pick(choice: Choice, module: nn.Module, able: Picked, option: str) -> Picked:
     """What a choice picks, at least one parameter; a shared layer answers to each of its names."""
     named = dict(module.named_modules())
     hit: set[str] = set()
@@ -99,7 +104,7 @@ def _pick(choice: Choice, module: nn.Module, able: Picked) -> Picked:
     elif callable(choice):
         hit = {name for name in able if choice(name, named[name])}
     else:
-        raise OptionError(f"only has {choice!r}, but must be a pattern of names, a type, or a function of both.")
+        raise OptionError(f"{option} has {choice!r}, but must be a pattern of names, a type, or a function of both.")
     found = {name: able[name] for name in able if name in hit}
     if isinstance(choice, str):
         found |= _named_parameters(choice, named)
@@ -107,7 +112,8 @@ def _pick(choice: Choice, module: nn.Module, able: Picked) -> Picked:
         shown = getattr(choice, "__name__", choice)
         known = ", ".join(list(able)[:5]) + (", ..." if len(able) > 5 else "")
         raise OptionError(
-            f"only={shown} picks no layer that can be made Bayesian{_refusals(hit, named, else_say=f' among {known}.')}"
+            f"{option}={shown} picks no layer that can be made Bayesian"
+            f"{_refusals(hit, named, else_say=f' among {known}.')}"
         )
     return found
 

@@ -103,8 +103,12 @@ class Reader(Protocol):
     def has_validation(self) -> bool:
         """Whether there is a split ``validation``."""
 
-    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
-        """Images (N, channels, size, size) and labels (N,) of a split."""
+    @property
+    def has_splits(self) -> bool:
+        """Whether the data is split; if not, its test split is drawn from it."""
+
+    def read(self, split: Split | None, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
+        """Images (N, channels, size, size) and labels (N,) of a split; None for all of data without splits."""
 
 
 class DataSource:
@@ -200,9 +204,19 @@ class DataSource:
         """The data set's own validation split; None if it has none, so that training images are to be held out."""
         return self._dataset("validation", *self._read("validation")) if self._reader.has_validation else None
 
-    def test(self) -> Dataset:
-        """The test split."""
-        return self._dataset("test", *self._read("test"))
+    @property
+    def has_splits(self) -> bool:
+        """Whether the data has splits of its own; if not, a share of its images is set aside for testing."""
+        return self._reader.has_splits
+
+    def test(self, *, whole: bool = False) -> Dataset:
+        """The test split. With `whole`, all images of data without splits of its own: where nothing was trained on it.
+
+        >>> len(open_dataset("digits").test(whole=True))  # known data sets are split
+        359
+        """
+        split: Split | None = None if whole and not self.has_splits else "test"
+        return self._dataset(split, *self._read(split))
 
     def parts(self, fraction: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Images to train on and images for validation.
@@ -223,11 +237,11 @@ class DataSource:
         """How the images are split, as a sentence; empty where the data set is known."""
         return self._reader.listing.describe() if isinstance(self._reader, ListedFiles) else ""
 
-    def _read(self, split: Split) -> tuple[Images, Tensor]:
+    def _read(self, split: Split | None) -> tuple[Images, Tensor]:
         self.class_names  # noqa: B018  (names that are refused are refused before images are read)
         return self._reader.read(split, self.size, self.fit, self.channels)
 
-    def _dataset(self, split: Split, images: Images, labels: Tensor) -> Dataset:
+    def _dataset(self, split: Split | None, images: Images, labels: Tensor) -> Dataset:
         mean, std = self.statistics
         files = self._reader.files(split) if isinstance(self._reader, ListedFiles) else ()
         return Dataset(images, labels, self.class_names, self.name, mean, std, files)
@@ -378,7 +392,7 @@ def scaled_padding(info: DatasetInfo, size: int) -> int:
 class _Known:
     """A data set of the table, whose files are read, or fetched first."""
 
-    has_validation = False
+    has_validation, has_splits = False, True
 
     def __init__(
         self, info: DatasetInfo, cache: str | os.PathLike[str] | None, mirror: str | os.PathLike[str] | None
@@ -386,8 +400,9 @@ class _Known:
         self.class_names, self.channels, self.natural_size = info.class_names, info.channels, info.size
         self._info, self._cache, self._mirror = info, cache, mirror
 
-    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
+    def read(self, split: Split | None, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
         """Images and labels of a split; all known images are square, so that nothing has to be fitted."""
+        assert split is not None  # they are all split
         info = self._info
         if info.format == "embedded":
             images, labels = _read_digits(split, size)

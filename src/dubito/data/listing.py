@@ -57,18 +57,20 @@ class Listing(ABC):
     def _list(self, split: Split | None) -> Files:
         """The files of one of its own splits, or, None, all."""
 
-    def files(self, split: Split) -> Files:
-        """The files of a split in a fixed order, and their labels."""
+    def files(self, split: Split | None) -> Files:
+        """The files of a split in a fixed order, and their labels; None for all files of data without splits."""
         if split not in self._listed:
-            self._listed[split] = self._list(split) if self.splits else self._share(split)
+            self._listed[split] = self._list(split) if self.splits or split is None else self._shared(split)
         return self._listed[split]
 
-    def _share(self, split: Split) -> Files:
-        if None not in self._listed:
-            self._listed[None] = self._list(None)
-        paths, labels = self._listed[None]
-        train, test = split_validation(labels, TEST_FRACTION, self.seed)
-        chosen = train if split == "train" else test
+    def share(self, split: Split) -> Tensor:
+        """Which of all files are those of a split, for data without splits of its own."""
+        train, test = split_validation(self.files(None)[1], TEST_FRACTION, self.seed)
+        return train if split == "train" else test
+
+    def _shared(self, split: Split) -> Files:
+        paths, labels = self.files(None)
+        chosen = self.share(split)
         return [paths[index] for index in chosen.tolist()], labels[chosen]
 
     def describe(self) -> str:
@@ -81,7 +83,7 @@ class Listing(ABC):
         counts = [f"{len(self.files(split)[0]):,} {split}" for split in self.splits]
         return f"{self.place} is already split: {', '.join(counts[:-1])} and {counts[-1]} images."
 
-    def require(self, split: Split) -> None:
+    def require(self, split: Split | None) -> None:
         """Raise an error if the data has splits, but not this one."""
         if self.splits and split not in self.splits:
             raise DataError(f"{self.place} has no {split} images, only {' and '.join(self.splits)}.")
@@ -160,15 +162,37 @@ class PathTable(Listing):
         return [path for path, _ in chosen], torch.tensor([numbers[label] for _, label in chosen])
 
 
+PREDICTED = frozenset(("confidence", "aleatoric", "epistemic", "error"))
+"""Columns of a table that `dubito predict` wrote, in which the label is no truth."""
+
+
+def named_paths(place: Path) -> list[tuple[Path, str | None]]:
+    """The paths of a table and their true classes; of a table of predictions, those in its column truth, if any."""
+    return [(path, label) for path, label, _ in _rows(place)]
+
+
 def labelled_paths(place: Path) -> list[tuple[Path, str, Split | None]]:
     """The lines of a table: path, label, and split if there is such a column."""
-    rows: list[tuple[Path, str, Split | None]] = []
+    return [(path, label, split) for path, label, split in _rows(place, labelled=True) if label is not None]
+
+
+def _rows(place: Path, labelled: bool = False) -> list[tuple[Path, str | None, Split | None]]:
+    rows: list[tuple[Path, str | None, Split | None]] = []
     try:
         table = csv.DictReader(read_lines(place, "utf-8-sig"))
         columns = table.fieldnames or []
         if not {"path", "label"} <= set(columns):  # which it has is not told: it may link to another file
             raise DataError(f"{place} must have the columns path and label, named in its first line.")
+        predicted = PREDICTED.issubset(columns)
+        if predicted and labelled:
+            raise DataError(
+                f"{place} was written by dubito predict, so its labels are predictions and no truth; give a table with "
+                "the true labels, and without the other columns."
+            )
         for number, row in enumerate(table, start=2):
+            if predicted:
+                rows.append((place.parent / (row["path"] or ""), row.get("truth") or None, None))
+                continue
             rows.append(_labelled_path(place, row, number, "split" in columns))
     except DataError:
         raise

@@ -47,10 +47,11 @@ def natural_size(sides: Iterable[int]) -> int:
 
 
 class ListedFiles:
-    """Image files of a listing: each is looked at before its split is read, and those that cannot be read are left out.
+    """Image files of a listing: each is looked at before it is read, and those that cannot be read are left out.
 
-    Whether images are gray or coloured, and their size, are decided by the training images alone; the files of
-    another split are not opened before it is read.
+    Data without splits of its own is looked at as a whole, so that all such files are listed at once. The files of
+    splits that the data has are not opened before they are read. Whether images are gray or coloured, and their size,
+    are decided by the training images alone.
     """
 
     def __init__(self, listing: Listing, *, strict: bool = False, workers: int = WORKERS) -> None:
@@ -58,13 +59,19 @@ class ListedFiles:
         self.strict = strict
         self.workers = workers
         self.class_names = listing.class_names
-        self.left_out: dict[Split, list[str]] = {}
-        self._inspected: dict[Split, tuple[list[str], Tensor, list[FileFacts]]] = {}
+        self._facts: dict[Split | None, list[FileFacts | DataError]] = {}
+        self._told: set[Split | None] = set()
+        self._readable: dict[Split | None, tuple[list[str], Tensor, list[FileFacts]]] = {}
 
     @property
     def has_validation(self) -> bool:
         """Whether the data has validation images of its own."""
         return "validation" in self.listing.splits
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the data has splits of its own."""
+        return bool(self.listing.splits)
 
     @cached_property
     def channels(self) -> int:
@@ -76,47 +83,68 @@ class ListedFiles:
         """The size that suits the training images."""
         return natural_size(min(facts.width, facts.height) for facts in self._look("train")[2])
 
-    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
+    def read(self, split: Split | None, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
         """Images (N, C, size, size) and labels (N,) of a split; small images are in memory, others on disk."""
         paths, labels, _ = self._look(split)
         files = ImageFiles(paths, channels, size, fit=fit, workers=self.workers)
         small = size <= SMALL_SIZE and files.shape.numel() <= MEMORY
         return (files.read() if small else files), labels
 
-    def files(self, split: Split) -> tuple[str, ...]:
+    def files(self, split: Split | None) -> tuple[str, ...]:
         """The readable files of a split, in the order of its images."""
         return tuple(self._look(split)[0])
 
-    def _look(self, split: Split) -> tuple[list[str], Tensor, list[FileFacts]]:
+    def _look(self, split: Split | None) -> tuple[list[str], Tensor, list[FileFacts]]:
         """The readable files of a split, their labels, and what they say of themselves."""
-        if split not in self._inspected:
+        if split not in self._readable:
             self.listing.require(split)
             paths, labels = self.listing.files(split)
-            with progress_bar(f"Looking at the {split} images", len(paths), shown=len(paths) > 1000) as advance:
-                found = []
-                for facts in read_ahead(_facts_or_error, paths, max(self.workers, os.cpu_count() or 1)):
-                    found.append(facts)
-                    advance()
-            errors = [printable(str(facts)) for facts in found if isinstance(facts, DataError)]  # a line each
-            self.left_out[split] = errors
-            self._tell(split, errors, len(paths))
+            found = self._inspected(split)
             good = [number for number, facts in enumerate(found) if isinstance(facts, FileFacts)]
             readable = [facts for facts in found if isinstance(facts, FileFacts)]
-            self._inspected[split] = [os.fspath(paths[number]) for number in good], labels[good], readable
-        return self._inspected[split]
+            if not good:
+                what = self._unreadable(split, len(paths), len(paths))
+                raise DataError(f"{what}, which is all of them: {printable(str(found[0]))}")
+            self._tell(split if self.has_splits else None)
+            self._readable[split] = [os.fspath(paths[number]) for number in good], labels[good], readable
+        return self._readable[split]
 
-    def _tell(self, split: Split, errors: list[str], total: int) -> None:
-        """Warn about all files that cannot be read, or refuse them."""
-        if not errors:
+    def _inspected(self, split: Split | None) -> list[FileFacts | DataError]:
+        """The facts of the files of a split, or why they cannot be read."""
+        part = split if self.has_splits else None
+        if part not in self._facts:
+            self._facts[part] = self._inspect(part)
+        if part == split:
+            return self._facts[part]
+        assert split is not None
+        return [self._facts[part][number] for number in self.listing.share(split).tolist()]
+
+    def _inspect(self, part: Split | None) -> list[FileFacts | DataError]:
+        paths, _ = self.listing.files(part)
+        title = f"Looking at the {part} images" if part else "Looking at the images"
+        found = []
+        with progress_bar(title, len(paths), shown=len(paths) > 1000) as advance:
+            for facts in read_ahead(_facts_or_error, paths, max(self.workers, os.cpu_count() or 1)):
+                found.append(facts)
+                advance()
+        return found
+
+    def _tell(self, part: Split | None) -> None:
+        """Warn once about all files that cannot be read, a line each, or refuse them."""
+        errors = [printable(str(facts)) for facts in self._facts[part] if isinstance(facts, DataError)]
+        if not errors or part in self._told:
             return
-        what = f"{len(errors):,} of the {total:,} {split} images of {self.listing.place} cannot be read"
+        what = self._unreadable(part, len(errors), len(self._facts[part]))
         more = [f"... and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
         names = "\n".join(f"  {line}" for line in [*errors[:SHOWN], *more])
-        if len(errors) == total:
-            raise DataError(f"{what}, which is all of them: {errors[0]}")
         if self.strict:
             raise DataError(f"{what}, which --strict refuses: {' '.join([*errors[:SHOWN], *more])}")
+        self._told.add(part)
         warnings.warn(f"{what} and are left out:\n{names}", DubitoWarning, stacklevel=5)
+
+    def _unreadable(self, part: Split | None, count: int, total: int) -> str:
+        kind = f"{part} images" if part else "images"
+        return f"{count:,} of the {total:,} {kind} of {self.listing.place} cannot be read"
 
 
 def _facts_or_error(path: Path) -> FileFacts | DataError:
@@ -150,6 +178,7 @@ class NumpyArchive:
                 f"{self.path} holds the arrays {', '.join(sorted(names)) or 'none'}, but must hold x_train, y_train, "
                 "x_test and y_test, or images and labels."
             )
+        self.has_splits = self._keys["train"] != self._keys["test"]
         self._has_names = "class_names" in names
 
     @cached_property
@@ -179,10 +208,10 @@ class NumpyArchive:
         """The size that suits the training images."""
         return natural_size([min(self._shape("train")[2:])])
 
-    def read(self, split: Split, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
-        """Images (N, C, size, size) and labels (N,) of a split."""
-        image_key, label_key = self._keys[split]
-        self._require_possible(split, size, channels)
+    def read(self, split: Split | None, size: int, fit: Fit, channels: int) -> tuple[Images, Tensor]:
+        """Images (N, C, size, size) and labels (N,) of a split; None for all of a file without splits."""
+        image_key, label_key = self._keys[split or "train"]
+        self._require_possible(split or "train", size, channels)
         labels = torch.from_numpy(self._labels(label_key).astype(np.int64, copy=False))
         if int(labels.max()) >= len(self.class_names):
             raise DataError(
@@ -190,7 +219,7 @@ class NumpyArchive:
                 f"classes are numbered 0 to {len(self.class_names) - 1}."
             )
         images = _channels_first(self._arrays.read(image_key), self._arrays.where(image_key))
-        if self._keys["train"] == self._keys["test"]:
+        if not self.has_splits and split is not None:
             train, test = split_validation(labels, TEST_FRACTION, self.seed)
             chosen = train if split == "train" else test
             images, labels = images[chosen.numpy()], labels[chosen]

@@ -17,10 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from dubito.data import DATASETS, Dataset, open_dataset
+from dubito.data.listing import TEST_FRACTION
 from dubito.engines import Engine, LocalEngine
 from dubito.errors import DubitoError, DubitoWarning, OptionError, RunError
 from dubito.evaluation.calibration import fit_temperature
-from dubito.evaluation.images import found_at, held_out_images, own_test_images, place_of, shown, test_images
+from dubito.evaluation.images import (
+    ALL,
+    found_at,
+    held_out_images,
+    is_whole,
+    own_test_images,
+    place_of,
+    shown,
+    test_images,
+)
 from dubito.evaluation.jobs import Job, Settings, predict_jobs
 from dubito.evaluation.noise import NoiseLevel, noise_level
 from dubito.evaluation.predictions import Evaluated, inputs_and_labels, predicted
@@ -142,7 +152,8 @@ def evaluate(
             or a predictor, whose own draws and seed count.
         batches: for a module: pairs of inputs, as it takes them, and labels.
         validation: for a module: the same of images that its training has not seen, other than those of `batches`.
-        data: another data set with the same classes, whose test images to use; None for the run's own.
+        data: another data set with the same classes; None for the run's own. Its test images are used, or all of its
+            images if it has no splits of its own and the run was not trained on it.
         samples: draws of the network; in an ensemble, divided among its members, see :class:`dubito.Predictor`.
         ood: data sets of other things, for which the network should be uncertain.
         noise: standard deviations of noise added to the pixels, which lie in [0, 1]; the sum is not clipped.
@@ -180,7 +191,8 @@ def evaluate(
     facts = _facts(opened, checkpoint)  # first, so that a run without weights is named before anything is read
     for name in ood:
         open_dataset(name, labelled=False)
-    test = own_test_images(opened[0], data)
+    whole = is_whole(data, opened[0])
+    test = own_test_images(opened[0], data, whole=whole)
     settings = Settings(samples, seed, checkpoint, batch_size, device)
     held_out = _held_out(opened, data, settings, progress)
     strange = {name: test_images(name, opened[0], labelled=False) for name in dict.fromkeys(ood)}
@@ -188,7 +200,7 @@ def evaluate(
         raise OptionError(f"{test.name} is the data set that is evaluated, so it cannot be given as --ood too.")
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     chosen = order[:noise_images].sort().values
-    jobs = {"test": Job(test, f"{test.name}/test")}
+    jobs = {"test": Job(test, f"{test.name}{ALL if whole else '/test'}")}
     if isinstance(held_out, Dataset):
         jobs["validation"] = Job(held_out, f"{held_out.name}/validation")
     jobs |= {f"ood/{name}": Job(part, f"{name}/test", labelled=False) for name, part in strange.items()}
@@ -216,6 +228,7 @@ def evaluate(
     metrics["noise"] = [asdict(level) for level in levels]
     metrics["settings"] = {
         "data": test.name,
+        "set_aside": None if whole or open_dataset(test.name).has_splits else TEST_FRACTION,
         **asdict(options),
         "checkpoint": checkpoint,
         "intervals_cover": found["test"].intervals_cover,

@@ -12,25 +12,55 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dubito.data import DATASETS, Dataset, open_dataset
-from dubito.errors import DataError, RunError
+from dubito.data import DATASETS, Dataset, in_memory, open_dataset
+from dubito.errors import DataError, DubitoError, RunError
 from dubito.runs.description import DataDescription
 from dubito.runs.run import Run
 
+ALL = "/all"
+"""Ends the name of a part that is all images of a data set, where others end in /test."""
+COMPARED = 16
+"""Images that are compared to tell whether data is a copy of other data."""
 
-def test_images(data: str, run: Run, *, labelled: bool = True) -> Dataset:  # noqa: PT028
+
+def test_images(data: str, run: Run, *, labelled: bool = True, whole: bool = False) -> Dataset:  # noqa: PT028
     """The test split of a data set, in the size and with the channels that the run's network takes.
 
-    With labelled=False classes do not matter, and a folder without a test split is taken whole.
+    With labelled=False classes do not matter, and a folder without a test split is taken whole; with `whole`, any
+    data without splits of its own.
     """
-    part = run.data.open(data, labelled=labelled).test()
+    part = run.data.open(data, labelled=labelled).test(whole=whole)
     if not len(part):
         raise DataError(f"{data} has no test images.")
     return part
 
 
-def own_test_images(run: Run, data: str | None) -> Dataset:
-    """The test images of a run's own data set, or of another one with the same classes."""
+def is_whole(data: str | None, run: Run) -> bool:
+    """Whether all images of a data set are test images: it has no splits of its own, and the run was not trained on it.
+
+    The run's own data may have moved, or been copied. It is known by its place; by its numbers of images if it is not
+    in its place any more; else by the images.
+    """
+    if data is None or place_of(data) == place_of(run.config.data):
+        return False
+    source = run.data.open(data)
+    if source.has_splits:
+        return False
+    other = source.train()
+    if not any(member.may_be_own(other) for member in run.members):
+        return True
+    try:
+        own = run.open_data().train()
+    except DubitoError:
+        return False
+    few = torch.linspace(0, len(other) - 1, COMPARED).long()
+    return not (
+        torch.equal(own.labels, other.labels) and torch.equal(in_memory(own.images[few]), in_memory(other.images[few]))
+    )
+
+
+def own_test_images(run: Run, data: str | None, *, whole: bool = False) -> Dataset:
+    """The test images of a run's own data set, or of another one with the same classes; `whole` as `test_images`."""
     if data is None:
         _require_data(run)
         data = run.config.data
@@ -42,7 +72,7 @@ def own_test_images(run: Run, data: str | None) -> Dataset:
             else f"the classes {_listed(classes)}, but the network of {run.path} tells {_listed(known)} apart"
         )
         raise DataError(f"{data} has {what}. For images of other things there is `dubito evaluate RUN --ood {data}`.")
-    return test_images(data, run)
+    return test_images(data, run, whole=whole)
 
 
 def _require_data(run: Run) -> None:
@@ -77,11 +107,13 @@ def held_out_images(runs: Sequence[Run], moved: str | None = None) -> Dataset:
 
 
 def images_again(name: str, run: Run, places: Mapping[str, str], *, labelled: bool = True) -> Dataset:
-    """The images of a stored part, read again; its name is that of the data set and /test.
+    """The images of a stored part, read again; its name is that of the data set and /test, or /all if it was whole.
 
     `places` are the full paths of data sets that were given by a path, which may be relative to another folder.
     """
-    return test_images(found_at(name.removesuffix("/test"), places), run, labelled=labelled)
+    whole = name.endswith(ALL)
+    data = found_at(name.removesuffix(ALL if whole else "/test"), places)
+    return test_images(data, run, labelled=labelled, whole=whole)
 
 
 def found_at(data: str, places: Mapping[str, str]) -> str:

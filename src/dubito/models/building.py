@@ -210,6 +210,7 @@ def _choice(network: nn.Module, bayesian: str, classifier: str | None) -> list[s
         only = [classifier]
     else:
         only = _patterns("bayesian", bayesian, network)
+        choose_parameters(network, only, False, option="bayesian")  # refuses what picks nothing, by its name here
     if all(parameter.requires_grad for parameter in network.parameters()):
         return only
     picked = choose_parameters(network, only, False)

@@ -36,8 +36,14 @@ FETCHING = (
 )
 """Names in a configuration that make transformers look on the hub."""
 
+PLACES = "a folder with a config.json, such a file, a type such as vit, or a repository OWNER/NAME"
+"""What may follow the prefix."""
+
 LONGEST = 300
 """Characters that a sentence repeats."""
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.json)")
+"""Names that a repository on the hub may have: OWNER/NAME."""
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -90,6 +96,8 @@ def _build(source: str, plan: Plan) -> tuple[nn.Module, list[str]]:
 def _config(source: str) -> Any:
     """The configuration that a folder, a file or a name stands for."""
     transformers = _transformers()
+    if not source.strip():
+        raise OptionError(f"model is {PREFIX + source!r}, but after {PREFIX} comes {PLACES}.")
     try:
         if source.startswith("{"):
             return transformers.AutoConfig.for_model(**_harmless(parse_json(source)))
@@ -105,6 +113,10 @@ def _config(source: str) -> Any:
         if "/" not in source:
             raise OptionError(
                 f"{unknown('hf', source, _types())[:-1]}, a folder with a config.json, or a repository OWNER/NAME."
+            )
+        if not REPOSITORY.fullmatch(source):
+            raise OptionError(
+                f"model is {(PREFIX + source)[:LONGEST]!r}, but there is no such folder or file: give {PLACES}."
             )
         return transformers.AutoConfig.from_pretrained(source)
     except DubitoError:

@@ -58,7 +58,9 @@ def imported(name: str) -> Callable[[Plan], nn.Module]:
                 f"{name} failed when it was called with {_listed(arguments)}: {_reason(error)}"
             ) from error
         if not isinstance(network, nn.Module):
-            raise OptionError(f"{name} returned a {type(network).__name__}, but must return a torch.nn.Module.")
+            kind = type(network).__name__
+            article = "an" if kind[0] in "aeiouAEIOU" else "a"
+            raise OptionError(f"{name} returned {article} {kind}, but must return a torch.nn.Module.")
         return network
 
     return build

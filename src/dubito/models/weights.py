@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import DataError
+from dubito.errors import DataError, OptionError
 from dubito.foreign import FAULTS, parse_json, read_tensors, reason_of
 from dubito.zoo import find
 
@@ -48,6 +48,8 @@ DRAWN = re.compile(r"(^|\.)(posteriors\.(weight|bias)|parametrizations\.\w+\.0\.
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a file or run folder by their names in a plain network."""
+    if not os.fspath(path):
+        raise OptionError("init is empty, but must be a file of weights, a run folder, zoo:NAME or none.")
     file = find(path).expanduser()
     if file.is_dir():
         file = _in_folder(file)

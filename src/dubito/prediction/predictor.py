@@ -47,6 +47,7 @@ from dubito.variational.unused import looked_at, unused, warn_of_unused
 
 if TYPE_CHECKING:
     from dubito.decisions import Rule
+    from dubito.runs.description import DataDescription
     from dubito.runs.run import Run
 
 MEMORY = 1 << 30
@@ -437,7 +438,9 @@ class Predictor:
     def _batches(self, inputs: Tensor | Iterable[Any], progress: bool) -> Iterator[Tensor]:
         """Batches of at most `batch_size` images from a tensor or an iterable."""
         for item in track(self._items(inputs), "Predicting", shown=progress):
-            yield from (part for part in _images(item).split(self.batch_size) if len(part))
+            images = _images(item)
+            _require_pixels(images, self.data)
+            yield from (part for part in images.split(self.batch_size) if len(part))
 
     def _items(self, inputs: Tensor | Iterable[Any]) -> Iterable[Any]:
         if isinstance(inputs, Tensor):
@@ -478,6 +481,23 @@ def _images(item: Any) -> Tensor:
             "batches: tensors, or tuples that start with one."
         )
     return batch
+
+
+def _require_pixels(batch: Tensor, data: DataDescription | None) -> None:
+    """Refuse images that a network with this description of them cannot take."""
+    if data is None:
+        return
+    if not batch.is_floating_point():
+        raise ShapeError(
+            f"The images are {batch.dtype}, but the network takes normalised floating-point pixels: give files or "
+            "arrays, or dubito.data.normalize(images, mean, std) with the mean and std of the predictor's `data`."
+        )
+    if batch.dim() == 4 and batch.shape[1] != data.channels:
+        raise ShapeError(
+            f"The images have {batch.shape[1]} channels (shape {tuple(batch.shape)}), but the network takes "
+            f"{data.channels}: give (N, {data.channels}, {data.size}, {data.size}), or convert them with "
+            "dubito.data.with_channels before they are normalised."
+        )
 
 
 def _look_for_unused(model: nn.Module, batch: Tensor) -> None:

@@ -206,6 +206,13 @@ class TrainingConfig:
                 f"optimizer is natural, which needs the posterior std, but posterior is {self.posterior}: add "
                 "--posterior std."
             )
+        if self.model.strip() == "hf:":
+            raise OptionError(
+                "model is 'hf:', but after hf: comes a folder with a config.json, such a file, a type such as vit, or "
+                "a repository OWNER/NAME."
+            )
+        if not self.init:
+            raise OptionError("init is empty, but must be a file of weights, a run folder, zoo:NAME or none.")
         self.given_class_weights  # noqa: B018  (refuses what is none)
         processes = self.devices * self.num_nodes
         if self.batch_size % processes:
@@ -477,7 +484,7 @@ def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_run(init: Any) -> dict[str, Any]:
     """Settings that a training takes from the run folder that it starts from, unless given: those of its network."""
-    if not isinstance(init, str):
+    if not isinstance(init, str) or not init:
         return {}
     file = find(init).expanduser() / "config.yaml"
     if not file.is_file():

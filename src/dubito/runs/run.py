@@ -256,6 +256,13 @@ class Run:
         self._require_unchanged(whole.name, len(kept), whole.class_names)
         return kept, held_out
 
+    def may_be_own(self, whole: Dataset) -> bool:
+        """Whether the training split of data without splits has the classes and the number of images of the run's."""
+        from dubito.data import split_validation
+
+        kept, _ = split_validation(whole.labels, self.config.validation_fraction, self.config.seed_of_split)
+        return len(kept) == self.data.num_data and whole.class_names == self.data.class_names
+
     def _require_unchanged(self, name: str, kept: int, class_names: tuple[str, ...]) -> None:
         if kept != self.data.num_data or class_names != self.data.class_names:
             raise RunError(f"{name} has changed since {self.path} was trained on it: the held-out images are unknown.")

@@ -38,6 +38,7 @@ from dubito.prediction.pictures import read_picture
 from dubito.runs.attached import data_of, require_data
 from dubito.runs.run import Run
 from dubito.saving import open_folder, saved_temperature
+from dubito.scores import SCORES
 
 if TYPE_CHECKING:
     from dubito.runs.description import DataDescription
@@ -47,6 +48,8 @@ Columns = dict[str, npt.NDArray[Any]]
 MEASURES = ("confidence", "aleatoric", "epistemic", "novelty", "entropy", "mutual_information")
 DECIDED = ("decision", "reason")
 """Columns of runs that have a rule."""
+DOUBT = "doubt"
+"""The column of a score that has none of its own, where rows are to be sorted by it: the larger, the more doubtful."""
 SMALL = 64
 """Pixels a side of images that are decoded sooner than a thread is told to."""
 
@@ -61,6 +64,7 @@ class PredictFunction:
         conformal: gives each image its conformal set, if that is wanted.
         temperature: calibrates the probabilities; None leaves them.
         batch_size: images at once, or fewer if they are large; it does not change the predictions.
+        doubt: one of the scores of :mod:`dubito.scores`, to be a column too.
     """
 
     def __init__(
@@ -72,8 +76,9 @@ class PredictFunction:
         conformal: Conformal | None = None,
         temperature: float | None = None,
         batch_size: int = 256,
+        doubt: str | None = None,
     ) -> None:
-        self.predict, self.data, self.decides = predict, data, decides
+        self.predict, self.data, self.decides, self.doubt = predict, data, decides, doubt
         self.conformal, self.temperature = conformal, temperature
         self.batch_size = images_at_once(data.size, batch_size)
 
@@ -82,6 +87,7 @@ class PredictFunction:
         """The names of the columns."""
         named = ["label", *MEASURES, *(DECIDED if self.decides else ()), "error"]
         named += ["conformal"] if self.conformal else []
+        named += [DOUBT] if self.doubt else []
         return named + [f"p_{name}" for name in self.data.class_names]
 
     def __call__(self, images: Any, names: Sequence[str] | None = None) -> Columns:
@@ -143,8 +149,9 @@ class PredictFunction:
         if self.temperature is not None:
             prediction = calibrate(prediction, self.temperature)
         columns["label"] = np.array(self.data.class_names, object)[prediction.label.cpu().numpy()]
-        for name in MEASURES:
-            values = getattr(prediction, name)
+        measures = {name: getattr(prediction, name) for name in MEASURES}
+        measures |= {DOUBT: SCORES[self.doubt](prediction)} if self.doubt else {}
+        for name, values in measures.items():
             if values is not None:
                 columns[name] = values.float().cpu().numpy()
         for name in DECIDED if self.decides else ():
@@ -168,6 +175,7 @@ def make_predict_fn(
     calibrated: bool = False,
     conformal: bool = False,
     trust: bool = False,
+    doubt: str | None = None,
 ) -> PredictFunction:
     """A function from images to the columns of their predictions, with novelty and decisions if the run has them.
 
@@ -184,6 +192,7 @@ def make_predict_fn(
         calibrated: calibrate the probabilities, by the run's validation record.
         conformal: also give the conformal set of each image, likewise.
         trust: as :func:`dubito.load` takes it.
+        doubt: one of the scores of :mod:`dubito.scores`, to be a column too.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -209,6 +218,7 @@ def make_predict_fn(
         conformal=sets if conformal else None,
         temperature=temperature if calibrated else None,
         batch_size=batch_size,
+        doubt=doubt,
     )
 
 

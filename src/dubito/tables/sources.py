@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dubito.data import DATASETS
 from dubito.data.images import IMAGE_SUFFIXES
-from dubito.data.listing import labelled_paths
+from dubito.data.listing import named_paths
 from dubito.errors import DataError, OptionError, missing
 from dubito.foreign import read_lines, reading, reason_of
 from dubito.limits import file_limits, variable
@@ -189,7 +189,7 @@ class Listing:
                     if line.strip():
                         yield line.strip(), None
         elif path.suffix.lower() == ".csv" and path.is_file():
-            yield from ((str(file), label) for file, label, _ in labelled_paths(path))
+            yield from ((str(file), truth) for file, truth in named_paths(path))
         else:
             for file in _matching(argument, path):
                 if str(file) not in seen and not any(folder in file.parents for folder in self._folders):
