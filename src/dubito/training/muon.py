@@ -9,12 +9,12 @@ decays mean the same for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
+
+from dubito.variational.joint_optimizer import JointOptimizer
 
 MOMENTUM = 0.95
 SIZE_OF_ADAMS = 0.2
@@ -23,7 +23,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of Jordan's quintic iteration, which five times over brings singular values near 1."""
 
 
-class Muon(Optimizer):
+class Muon(JointOptimizer):
     """Orthogonal updates for all weight matrices and filters but the first and the last; AdamW for everything else.
 
     Args:
@@ -42,27 +42,9 @@ class Muon(Optimizer):
         known = set(map(id, hidden))
         rest = [parameter for parameter in learning if id(parameter) not in known]
         super().__init__([{"params": hidden}], {"lr": lr, "weight_decay": weight_decay})
-        self._rest = AdamW(rest, lr, weight_decay=weight_decay)
-        self._share()
+        self._adopt(AdamW(rest, lr, weight_decay=weight_decay))
 
-    def _share(self) -> None:
-        """One state and one list of groups for both: the first group is Muon's own."""
-        self._rest.state = self.state
-        self.param_groups = [self.param_groups[0], *self._rest.param_groups]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of an optimiser for the same network."""
-        super().load_state_dict(state_dict)
-        self._rest.param_groups = self.param_groups[1:]
-        self._share()
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move all parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _move_own(self) -> None:
         group = self.param_groups[0]
         for weight in group["params"]:
             if weight.grad is None:
@@ -75,8 +57,6 @@ class Muon(Optimizer):
             size = SIZE_OF_ADAMS * math.sqrt(max(ahead.shape))
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.sub_(orthogonal(ahead).view_as(weight), alpha=group["lr"] * size)
-        self._rest.step()
-        return loss
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.optim import SGD, Optimizer
 from dubito.errors import NonFiniteError, OptionError
 from dubito.softplus import inverse_softplus, softplus
 from dubito.variational.families import StdPosterior
+from dubito.variational.joint_optimizer import JointOptimizer
 from dubito.variational.posterior import posteriors
 
 AT_ONCE = 1 << 17
@@ -47,7 +48,7 @@ def rate_for(steps: int) -> float:
     return min(0.1, RENEWALS / steps)
 
 
-class NaturalGradient(Optimizer):
+class NaturalGradient(JointOptimizer):
     """An optimiser for networks in which some or all layers are Bayesian.
 
     Give it the gradient of the negative log-likelihood alone; it adds KL itself. It works with any estimator and any
@@ -110,41 +111,17 @@ class NaturalGradient(Optimizer):
         for q in self._posteriors:
             self.state[q.mean]["momentum"] = torch.zeros_like(q.mean)
             self.state[q.mean]["initial_variance"] = q.variance.detach().mean()
-        self._others = self._adopt(model, others)
+        known = set(map(id, own))
+        rest = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+        if rest:
+            self._adopt(SGD(rest, lr, momentum, dampening=momentum) if others is None else others(rest))
 
-    def _adopt(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer] | None) -> Optimizer | None:
-        """The optimiser of the other parameters; its groups are listed after the first, its state is in this one's."""
-        own = {id(parameter) for parameter in self.param_groups[0]["params"]}
-        rest = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-        if not rest:
-            return None
-        lr, momentum = self.param_groups[0]["lr"], self.param_groups[0]["momentum"]
-        inner = SGD(rest, lr, momentum, dampening=momentum) if make is None else make(rest)
-        inner.state = self.state
-        self.param_groups += inner.param_groups
-        return inner
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of an optimiser for the same network; the posteriors are the network's own to load."""
-        super().load_state_dict(state_dict)
-        if self._others is not None:
-            self._others.state, self._others.param_groups = self.state, self.param_groups[1:]
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the posteriors along the natural gradient, and everything else along its own."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _move_own(self) -> None:
         moved = [q for q in self._posteriors if q.mean.grad is not None]
         gradients = _gradients(moved)
         self.param_groups[0]["step"] += bool(moved)
         for block in _blocks(self._tensors(q, *of_q) for q, of_q in zip(moved, gradients, strict=True)):
             self._move(*block)
-        if self._others is not None:
-            self._others.step()
-        return loss
 
     def _tensors(self, q: StdPosterior, of_mean: Tensor, of_rho: Tensor) -> tuple[Tensor, ...]:
         """All that a step needs of a posterior; what is the same for every weight is a single number."""
